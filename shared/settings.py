@@ -46,8 +46,12 @@ class Settings(BaseSettings):
     api_host: str = Field("127.0.0.1", description="Address that the API listens on.")
     api_port: int = Field(8123, description="TCP port that the API listens on.")
     api_pool_size: int = Field(10, ge=1, description="PostgreSQL connections of one API process at most.")
-    max_body_bytes: int = Field(2 * 1024 * 1024, ge=1024, description="Largest request body; more answers 413.")
-    max_json_depth: int = Field(200, ge=8, le=900, description="Deepest nesting of a JSON body; more answers 400.")
+    max_body_bytes: int = Field(
+        2 * 1024 * 1024, ge=1024, description="Largest request body; more answers 413."
+    )
+    max_json_depth: int = Field(
+        200, ge=8, le=900, description="Deepest nesting of a JSON body; more answers 400."
+    )
     sse_heartbeat_s: float = Field(15.0, gt=0, description="Pause between heartbeat comments on a stream.")
     response_window_s: float = Field(
         0.0,
@@ -55,7 +59,9 @@ class Settings(BaseSettings):
         description="Longest streaming or waiting response; 0 means no limit. A Lambda buffers, so it sets one.",
     )
     operation_timeout_s: float = Field(
-        20.0, gt=0, description="How long the API waits for an executor to do an operation that needs graph code."
+        20.0,
+        gt=0,
+        description="How long the API waits for an executor to do an operation that needs graph code.",
     )
     disconnect_grace_s: float = Field(
         15.0, ge=0, description="How long on_disconnect=cancel waits for the client to come back."
@@ -66,44 +72,96 @@ class Settings(BaseSettings):
     project: Path | None = Field(None, description="Path of the langgraph.json that the executor serves.")
     pool: str = Field("default", description="Pool of runs that this executor works on.")
     slots: int = Field(64, ge=1, description="Runs that one executor process executes at once.")
-    executor_pool_size: int = Field(8, ge=2, description="PostgreSQL connections of an executor beside the control loop's.")
-    lease_s: float = Field(15.0, gt=0, description="How long a claim holds without renewal, on the database's clock.")
-    renew_every_s: float = Field(5.0, gt=0, description="Pause between renewals of all leases of an executor.")
-    long_poll_s: int = Field(20, ge=1, le=20, description="SQS long poll; a ready run waits at most this long beside a free slot.")
-    visibility_timeout_s: int = Field(60, ge=20, description="Visibility timeout of a permit that is held for a running run.")
-    cancel_poll_ms: int = Field(200, ge=10, description="Pause between looks at the cancel keys of the runs at hand.")
-    sweep_every_s: float = Field(1.0, gt=0, description="Pause between sweeps of expired leases and due delays.")
-    run_timeout_s: float = Field(3600.0, gt=0, description="Hard timeout of a run, counted from its first start.")
-    poison_limit: int = Field(5, ge=1, description="Executor deaths in a row without a new checkpoint that end a run.")
-    drain_grace_s: float = Field(10.0, ge=0, description="How long an executor lets runs finish after SIGTERM.")
+    executor_pool_size: int = Field(
+        8, ge=2, description="PostgreSQL connections of an executor beside the control loop's."
+    )
+    lease_s: float = Field(
+        15.0, gt=0, description="How long a claim holds without renewal, on the database's clock."
+    )
+    renew_every_s: float = Field(
+        5.0, gt=0, description="Pause between renewals of all leases of an executor."
+    )
+    long_poll_s: int = Field(
+        20, ge=1, le=20, description="SQS long poll; a ready run waits at most this long beside a free slot."
+    )
+    visibility_timeout_s: int = Field(
+        60, ge=20, description="Visibility timeout of a permit that is held for a running run."
+    )
+    cancel_poll_ms: int = Field(
+        200, ge=10, description="Pause between looks at the cancel keys of the runs at hand."
+    )
+    sweep_every_s: float = Field(
+        1.0, gt=0, description="Pause between sweeps of expired leases and due delays."
+    )
+    run_timeout_s: float = Field(
+        3600.0, gt=0, description="Hard timeout of a run, counted from its first start."
+    )
+    poison_limit: int = Field(
+        5, ge=1, description="Executor deaths in a row without a new checkpoint that end a run."
+    )
+    drain_grace_s: float = Field(
+        10.0, ge=0, description="How long an executor lets runs finish after SIGTERM."
+    )
 
     # --- streams -------------------------------------------------------------------------------------------------
-    stream_ttl_s: int = Field(3600, gt=0, description="Time to live of a run's stream in Redis after its last event.")
+    stream_ttl_s: int = Field(
+        3600, gt=0, description="Time to live of a run's stream in Redis after its last event."
+    )
     stream_max_entries: int = Field(10_000, ge=100, description="Entries that a run's stream keeps in Redis.")
-    flush_pause_ms: float = Field(5.0, ge=0, description="Pause between flushes of token deltas, which gathers them into one entry.")
+    flush_pause_ms: float = Field(
+        5.0, ge=0, description="Pause between flushes of token deltas, which gathers them into one entry."
+    )
 
     # --- limits of a tenant without a plan of its own ------------------------------------------------------------
-    tenant_max_in_flight: int = Field(1_000, ge=1, description="Runs of a tenant that may be ready or running at once.")
-    tenant_max_queued: int = Field(100_000, ge=1, description="Runs of a tenant that may wait; more answers 429.")
+    tenant_max_in_flight: int = Field(
+        1_000, ge=1, description="Runs of a tenant that may be ready or running at once."
+    )
+    tenant_max_queued: int = Field(
+        100_000, ge=1, description="Runs of a tenant that may wait; more answers 429."
+    )
 
     # --- sandboxes -----------------------------------------------------------------------------------------------
-    sandbox: str = Field("docker", pattern="^(docker|bwrap)$", description="Backend: docker, or bwrap for development without an engine.")
-    host_socket: Path = Field(Path(".sandfleet/host.sock"), description="Unix socket of the sandbox host on this machine.")
-    host_secret: str = Field("", repr=False, description="Key that signs and checks sandbox tokens; shared by executors and hosts.")
-    host_dir: Path = Field(Path(".sandfleet/host"), description="Folder of the sandbox host: sockets and workspaces.")
+    sandbox: str = Field(
+        "docker",
+        pattern="^(docker|bwrap)$",
+        description="Backend: docker, or bwrap for development without an engine.",
+    )
+    host_socket: Path = Field(
+        Path(".sandfleet/host.sock"), description="Unix socket of the sandbox host on this machine."
+    )
+    host_secret: str = Field(
+        "", repr=False, description="Key that signs and checks sandbox tokens; shared by executors and hosts."
+    )
+    host_dir: Path = Field(
+        Path(".sandfleet/host"), description="Folder of the sandbox host: sockets and workspaces."
+    )
     docker_host: str = Field(
         "unix:///var/run/docker.sock",
         validation_alias=AliasChoices("DOCKER_HOST", "SANDFLEET_DOCKER_HOST"),
         description="Docker Engine that the sandbox host uses.",
     )
-    docker_runtime: str = Field("", description="Container runtime, e.g. runsc; empty means the engine's default.")
-    sandbox_image: str = Field("sandfleet-sandbox:latest", description="Image of the default sandbox template.")
-    sandbox_memory_bytes: int = Field(512 * 1024 * 1024, ge=16 * 1024 * 1024, description="Memory of a sandbox, swap included.")
+    docker_runtime: str = Field(
+        "", description="Container runtime, e.g. runsc; empty means the engine's default."
+    )
+    sandbox_image: str = Field(
+        "sandfleet-sandbox:latest", description="Image of the default sandbox template."
+    )
+    sandbox_memory_bytes: int = Field(
+        512 * 1024 * 1024, ge=16 * 1024 * 1024, description="Memory of a sandbox, swap included."
+    )
     sandbox_cpus: float = Field(1.0, gt=0, description="CPUs that a sandbox may use.")
     sandbox_pids: int = Field(256, ge=8, description="Processes and threads in a sandbox.")
-    sandbox_workspace_bytes: int = Field(256 * 1024 * 1024, ge=1024 * 1024, description="Size of a sandbox's workspace.")
-    sandbox_output_bytes: int = Field(1024 * 1024, ge=1024, description="Output of one command that is kept; the rest is counted and dropped.")
-    sandbox_command_timeout_s: float = Field(120.0, gt=0, description="Time limit of one command unless the call names one.")
+    sandbox_workspace_bytes: int = Field(
+        256 * 1024 * 1024, ge=1024 * 1024, description="Size of a sandbox's workspace."
+    )
+    sandbox_output_bytes: int = Field(
+        1024 * 1024,
+        ge=1024,
+        description="Output of one command that is kept; the rest is counted and dropped.",
+    )
+    sandbox_command_timeout_s: float = Field(
+        120.0, gt=0, description="Time limit of one command unless the call names one."
+    )
     sandbox_lifetime_s: float = Field(3600.0, gt=0, description="Longest life of a sandbox.")
 
 
