@@ -1,0 +1,1 @@
+"""A scripted, OpenAI-compatible model provider: real HTTP, chosen behaviour, very little CPU per request."""

@@ -1,0 +1,1 @@
+"""A package whose name sandfleet uses for one of its own folders."""
