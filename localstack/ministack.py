@@ -1,0 +1,43 @@
+"""The embedded AWS emulator: MiniStack, with SQS only, run as a plain child process."""
+
+import sys
+
+from sandfleet.localstack.process import Process, tcp_answers
+from sandfleet.localstack.supervisor import Supervisor
+
+
+async def start_ministack(supervisor: Supervisor, port: int, region: str) -> str:
+    """Start the emulator on this port of 127.0.0.1 and return its endpoint URL.
+
+    It is kept away from any Docker Engine: it would look for containers of its own there.
+    """
+    folder = supervisor.root / "ministack"
+    folder.mkdir(exist_ok=True)
+
+    async def ready() -> bool:
+        return await tcp_answers(port)
+
+    await supervisor.start(
+        Process(
+            name="ministack",
+            argv=[sys.executable, "-m", "ministack"],
+            env={
+                **supervisor.base_env(),
+                "GATEWAY_PORT": str(port),
+                "BIND_HOST": "127.0.0.1",
+                "MINISTACK_HOST": "127.0.0.1",
+                "MINISTACK_REGION": region,
+                "SERVICES": "sqs",
+                "IOT_MTLS_ENABLED": "0",
+                "SFTP_ENABLED": "0",
+                "STATE_DIR": str(folder),
+                "S3_DATA_DIR": str(folder / "s3"),
+                "TMPDIR": str(folder),
+                "DOCKER_HOST": f"unix://{folder}/no-engine.sock",
+            },
+            cwd=folder,
+            log=supervisor.logs / "ministack.log",
+            ready=ready,
+        )
+    )
+    return f"http://127.0.0.1:{port}"

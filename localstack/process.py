@@ -1,0 +1,164 @@
+"""One supervised child process: started in a session of its own, its output in a log file."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from sandfleet.shared.errors import SandfleetError
+
+_LOG_BYTES = 10 * 1024 * 1024
+_POLL_S = 0.02
+
+
+class LocalStackError(SandfleetError):
+    """A part of the local stack cannot be used; the message says what to do."""
+
+    code = "local_stack"
+    status = 503
+
+
+def free_ports(count: int) -> list[int]:
+    """``count`` different free TCP ports of 127.0.0.1, all held open until the last one is known."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+async def tcp_answers(port: int) -> bool:
+    """Whether something accepts connections on this port of 127.0.0.1."""
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
+    return True
+
+
+@dataclass(eq=False)
+class Process:
+    """A child process and how to start, check and stop it.
+
+    ``ready`` tells whether it serves; ``stop_signal`` asks it to end, and after ``stop_timeout_s`` it is killed.
+    ``wanted`` is true between ``spawn`` and ``stop`` or ``kill``: a supervisor restarts what is wanted and dead.
+    """
+
+    name: str
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: Path
+    log: Path
+    ready: Callable[[], Awaitable[bool]]
+    stop_signal: signal.Signals = signal.SIGTERM
+    stop_timeout_s: float = 15.0
+    start_timeout_s: float = 60.0
+    wanted: bool = field(default=False, init=False)
+    started_at: float = field(default=0.0, init=False)
+    _child: subprocess.Popen[bytes] | None = field(default=None, init=False, repr=False)
+
+    def spawn(self) -> None:
+        """Start the process without waiting until it is ready."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        if self.log.exists() and self.log.stat().st_size > _LOG_BYTES:
+            self.log.replace(self.log.with_suffix(".log.1"))
+        with self.log.open("ab") as log:
+            self._child = subprocess.Popen(
+                list(self.argv),
+                env=dict(self.env),
+                cwd=self.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.wanted = True
+        self.started_at = time.monotonic()
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while it runs, else None."""
+        return self._child.pid if self._child is not None and self._child.poll() is None else None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of the last life (negative: the signal), None while it runs or if it never ran."""
+        return self._child.poll() if self._child is not None else None
+
+    async def wait_ready(self) -> None:
+        """Return when the process serves; raise `LocalStackError` if it ends or does not answer in time."""
+        deadline = time.monotonic() + self.start_timeout_s
+        while not await self.ready():
+            if self.pid is None:
+                raise LocalStackError(
+                    f"{self.name} ended with exit code {self.exit_code} before it was ready. "
+                    f"Its log {self.log} ends with:\n{self.log_tail()}"
+                )
+            if time.monotonic() > deadline:
+                raise LocalStackError(
+                    f"{self.name} was not ready within {self.start_timeout_s:.0f} s. "
+                    f"Its log {self.log} ends with:\n{self.log_tail()}"
+                )
+            await asyncio.sleep(_POLL_S)
+
+    def log_tail(self, lines: int = 15) -> str:
+        """The last lines of the log."""
+        try:
+            with self.log.open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - 8192))
+                text = log.read().decode(errors="replace")
+        except OSError:
+            return "(no log)"
+        return "\n".join(text.splitlines()[-lines:])
+
+    def send(self, sig: int) -> None:
+        """Send a signal to the process if it runs."""
+        if (pid := self.pid) is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, sig)
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Whether the process ended within ``timeout_s`` seconds."""
+        deadline = time.monotonic() + timeout_s
+        while self.pid is not None:
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(_POLL_S)
+        return True
+
+    async def stop(self) -> bool:
+        """End the process, by force after its time to stop; returns whether it ended by itself."""
+        self.wanted = False
+        if self._child is None:
+            return True
+        self.send(signal.SIGCONT)
+        self.send(self.stop_signal)
+        clean = await self.wait(self.stop_timeout_s)
+        self.kill_group()
+        await self.wait(5.0)
+        return clean
+
+    def kill_group(self) -> None:
+        """Kill with SIGKILL whatever is left of the process and of the children in its session."""
+        if self._child is None:
+            return
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._child.pid, signal.SIGKILL)
+
+    def create_time(self) -> float | None:
+        """Start time as `psutil` gives it, which together with the pid names a process for ever."""
+        try:
+            return psutil.Process(self.pid).create_time() if self.pid is not None else None
+        except psutil.Error:
+            return None

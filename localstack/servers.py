@@ -1,0 +1,76 @@
+"""PostgreSQL, Redis and SQS for local use: embedded, or the user's own where the environment names them."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+
+from sandfleet.localstack.ministack import start_ministack
+from sandfleet.localstack.parallel import parallel
+from sandfleet.localstack.postgres import start_postgres
+from sandfleet.localstack.process import free_ports
+from sandfleet.localstack.queues import create_queues
+from sandfleet.localstack.redis_server import start_redis
+from sandfleet.localstack.supervisor import Supervisor
+
+POOLS = ("default", "hosts")
+DATABASE = "sandfleet"
+
+
+@dataclass(frozen=True)
+class Servers:
+    """Where the three servers are. ``admin_url`` may create databases; None if the database is the user's own."""
+
+    database_url: str
+    admin_url: str | None
+    redis_url: str
+    aws_endpoint_url: str
+    aws_region: str
+    queue_urls: dict[str, str]
+
+
+async def start_servers(
+    supervisor: Supervisor, env: Mapping[str, str] | None = None, say: Callable[[str], None] = lambda _: None
+) -> Servers:
+    """Start side by side the servers that ``DATABASE_URL``, ``REDIS_URL`` and ``AWS_ENDPOINT_URL`` do not name.
+
+    ``env`` is the environment to read those from (default: this process's own).
+    """
+    given = os.environ if env is None else env
+    region = given.get("AWS_REGION") or given.get("AWS_DEFAULT_REGION") or "us-east-1"
+    postgres_port, redis_port, sqs_port = free_ports(3)
+
+    async def database() -> tuple[str, str | None]:
+        if url := given.get("DATABASE_URL"):
+            return url, None
+        admin_url = await start_postgres(supervisor, postgres_port)
+        async with await psycopg.AsyncConnection.connect(admin_url, autocommit=True) as connection:
+            found = await connection.execute("select 1 from pg_database where datname = %s", (DATABASE,))
+            if await found.fetchone() is None:
+                await connection.execute(sql.SQL("create database {}").format(sql.Identifier(DATABASE)))
+        say("PostgreSQL is ready")
+        return database_url(admin_url, DATABASE), admin_url
+
+    async def redis() -> str:
+        if url := given.get("REDIS_URL"):
+            return url
+        url = await start_redis(supervisor, redis_port)
+        say("Redis is ready")
+        return url
+
+    async def sqs() -> tuple[str, dict[str, str]]:
+        endpoint = given.get("AWS_ENDPOINT_URL") or await start_ministack(supervisor, sqs_port, region)
+        urls = await create_queues(endpoint, region, dict(given), POOLS, f"sandfleet-{supervisor.instance}")
+        say("SQS is ready")
+        return endpoint, urls
+
+    (url, admin_url), redis_url, (endpoint, urls) = await parallel(database(), redis(), sqs())
+    return Servers(url, admin_url, redis_url, endpoint, region, urls)
+
+
+def database_url(url: str, name: str) -> str:
+    """The URL of another database on the same server."""
+    base, _, query = url.partition("?")
+    return base.rsplit("/", 1)[0] + f"/{name}" + (f"?{query}" if query else "")

@@ -1,0 +1,3 @@
+"""Fixtures of all tests. They are lazy: tests that ask for none of them start nothing."""
+
+pytest_plugins = ["tests.fixtures_servers"]

@@ -1,0 +1,46 @@
+"""The embedded servers are real ones and keep what they promise."""
+
+import asyncio
+
+import psycopg
+import redis.asyncio
+
+from tests.fixtures_servers import TestServers
+
+
+async def test_each_database_is_new_and_migrated(servers: TestServers) -> None:
+    """Two databases from the template share nothing. Breaks if the template is not migrated."""
+    one, two = await asyncio.gather(servers.create_database(), servers.create_database())
+    try:
+        async with await psycopg.AsyncConnection.connect(one) as connection:
+            await connection.execute("create table only_here (id int)")
+            await connection.commit()
+        async with await psycopg.AsyncConnection.connect(two) as connection:
+            names = await connection.execute("select tablename from pg_tables where schemaname = 'public'")
+            tables = {name for (name,) in await names.fetchall()}
+        assert "alembic_version" in tables
+        assert "only_here" not in tables
+    finally:
+        await asyncio.gather(servers.drop_database(one), servers.drop_database(two))
+
+
+async def test_commits_are_durable(servers: TestServers) -> None:
+    """Speed never comes from giving up durability. Breaks with `fsync=off` in the server's settings."""
+    async with await psycopg.AsyncConnection.connect(servers.admin_url) as connection:
+        for setting in ("fsync", "synchronous_commit", "full_page_writes"):
+            row = await (await connection.execute("select current_setting(%s)", (setting,))).fetchone()
+            assert row == ("on",), setting
+
+
+async def test_redis_asks_for_its_password(servers: TestServers) -> None:
+    """Other users of the machine cannot use the server. Breaks without `requirepass`."""
+    port = int(servers.at.redis_url.rsplit(":", 1)[1].split("/")[0])
+    client = redis.asyncio.Redis(host="127.0.0.1", port=port)
+    try:
+        try:
+            await client.ping()
+        except redis.exceptions.AuthenticationError:
+            return
+        raise AssertionError("Redis answered without a password")
+    finally:
+        await client.aclose()
