@@ -248,3 +248,20 @@ begin
   delete from journal where tenant = p_tenant and user_id = p_user and run_id = p_run;
   delete from runs where tenant = p_tenant and user_id = p_user and run_id = p_run;
 end $$;
+
+-- Remove a thread and all that is its own. Its runs must be terminal.
+create function erase_thread(p_tenant text, p_user text, p_thread uuid) returns void language plpgsql as $$
+declare
+  t text := p_thread::text;
+begin
+  delete from journal j using runs r
+    where r.tenant = p_tenant and r.user_id = p_user and r.thread_id = p_thread
+      and j.tenant = r.tenant and j.user_id = r.user_id and j.run_id = r.run_id;
+  delete from runs where tenant = p_tenant and user_id = p_user and thread_id = p_thread;
+  delete from checkpoint_writes where tenant = p_tenant and user_id = p_user and thread_id = t;
+  delete from checkpoint_blobs where tenant = p_tenant and user_id = p_user and thread_id = t;
+  delete from checkpoints where tenant = p_tenant and user_id = p_user and thread_id = t;
+  delete from state_blobs where tenant = p_tenant and user_id = p_user and thread_id = t;
+  delete from state_snapshots where tenant = p_tenant and user_id = p_user and thread_id = t;
+  delete from threads where tenant = p_tenant and user_id = p_user and thread_id = p_thread;
+end $$;

@@ -1,0 +1,113 @@
+"""Permits: SQS messages that say "a run of this pool is ready". Which run, PostgreSQL decides at the claim.
+
+A permit that is received stays invisible while a run is executed, extended in batches; it is the outer lease.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+from sandfleet.shared.settings import Settings
+
+_BATCH = 10  # entries in one SQS batch call at most
+_SEND_LIMIT_S = 1.0
+
+T = TypeVar("T")
+
+
+class Permits:
+    """The queues of all pools. Opened lazily, so that a Lambda pays for it at its first submit only."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._urls = settings.queue_urls
+        self._endpoint = settings.aws_endpoint_url
+        self._region = settings.aws_region
+        self._stack = AsyncExitStack()
+        self._opening = asyncio.Lock()
+        self._client: Any = None
+
+    async def _sqs(self) -> Any:
+        async with self._opening:
+            if self._client is None:
+                # Imported here: it costs a Lambda's cold start a third of a second, and only submits need it.
+                from aiobotocore.config import AioConfig
+                from aiobotocore.session import get_session
+
+                emulated = (
+                    {"aws_access_key_id": "test", "aws_secret_access_key": "test"} if self._endpoint else {}
+                )
+                self._client = await self._stack.enter_async_context(
+                    get_session().create_client(
+                        "sqs",
+                        region_name=self._region,
+                        endpoint_url=self._endpoint,
+                        config=AioConfig(
+                            connect_timeout=1,
+                            read_timeout=25,
+                            retries={"max_attempts": 1},
+                            max_pool_connections=8,
+                        ),
+                        **emulated,
+                    )
+                )
+        return self._client
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._stack.aclose()
+        self._client = None
+
+    async def send(self, pool: str, count: int) -> None:
+        """Send ``count`` permits, within a second in all. Raises the client's error or TimeoutError; what was not sent
+        is not needed: executors find ready runs on their own, only later."""
+        url = self._urls.get(pool)
+        if url is None:
+            return
+        async with asyncio.timeout(_SEND_LIMIT_S):
+            client = await self._sqs()
+            for chunk in _chunks(range(count)):
+                await client.send_message_batch(
+                    QueueUrl=url, Entries=[{"Id": str(i), "MessageBody": pool} for i in chunk]
+                )
+
+    async def receive(self, pool: str, limit: int, wait_s: int, visibility_s: int) -> list[str]:
+        """Long-poll for up to ``limit`` permits (ten at most); returns their receipt handles."""
+        client = await self._sqs()
+        answer = await client.receive_message(
+            QueueUrl=self._urls[pool],
+            MaxNumberOfMessages=min(limit, _BATCH),
+            WaitTimeSeconds=wait_s,
+            VisibilityTimeout=visibility_s,
+        )
+        return [message["ReceiptHandle"] for message in answer.get("Messages", [])]
+
+    async def delete(self, pool: str, handles: Sequence[str]) -> None:
+        """Delete permits. An expired handle is refused by some servers and accepted by others: both are fine."""
+        client = await self._sqs()
+        for chunk in _chunks(handles):
+            await client.delete_message_batch(
+                QueueUrl=self._urls[pool],
+                Entries=[{"Id": str(i), "ReceiptHandle": h} for i, h in enumerate(chunk)],
+            )
+
+    async def extend(self, pool: str, handles: Sequence[str], visibility_s: int) -> None:
+        """Keep permits invisible for ``visibility_s`` from now."""
+        client = await self._sqs()
+        for chunk in _chunks(handles):
+            await client.change_message_visibility_batch(
+                QueueUrl=self._urls[pool],
+                Entries=[
+                    {"Id": str(i), "ReceiptHandle": h, "VisibilityTimeout": visibility_s}
+                    for i, h in enumerate(chunk)
+                ],
+            )
+
+    def has_queue(self, pool: str) -> bool:
+        """Whether a queue is configured for the pool."""
+        return pool in self._urls
+
+
+def _chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), _BATCH):
+        yield items[start : start + _BATCH]

@@ -1,0 +1,27 @@
+"""Rings: a Redis list per pool that idle executors block on. They save the queue's latency and may all be lost."""
+
+from redis.asyncio import Redis
+
+_KEEP = 1_000  # rings that a list keeps: more than any fleet has idle executors
+_TTL_S = 60
+
+
+def ring_key(pool: str) -> str:
+    """The list that the idle executors of a pool block on."""
+    return f"sf:ring:{pool}"
+
+
+async def ring(redis: "Redis", counts: dict[str, int]) -> None:
+    """Ring ``counts[pool]`` times per pool, in one round trip. Raises redis.RedisError when Redis does not answer."""
+    async with redis.pipeline(transaction=True) as pipe:
+        for pool, count in counts.items():
+            key = ring_key(pool)
+            pipe.rpush(key, *["1"] * min(count, _KEEP))
+            pipe.ltrim(key, -_KEEP, -1)
+            pipe.expire(key, _TTL_S)
+        await pipe.execute()
+
+
+async def wait_for_ring(redis: "Redis", pool: str, timeout_s: float) -> bool:
+    """Block until somebody rings or the time is over; true if somebody rang."""
+    return await redis.blpop([ring_key(pool)], timeout=timeout_s) is not None

@@ -1,0 +1,195 @@
+"""The executor's side of a run: claim, renew, finish, hand over, and the sweep of what others left.
+
+Every statement names (run, attempt), never the owner: by owner, a claim whose reply was lost would live for ever.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal
+from uuid import UUID
+
+from psycopg import AsyncConnection
+
+from sandfleet.shared.ids import Fence, RunKey
+from sandfleet.shared.store.cancellation import TEMPORARY_KEEP_S
+from sandfleet.shared.store.ready import ReadyRuns, ready_by_pool
+
+Connection = AsyncConnection[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedRun:
+    """A run that this executor holds a lease on. ``kwargs`` and ``metadata`` are parsed JSON objects."""
+
+    fence: Fence
+    thread_id: UUID
+    assistant_id: UUID
+    graph_id: str
+    kind: str
+    run_class: int
+    vtime: int
+    kwargs: dict[str, Any]
+    metadata: dict[str, Any]
+    cancel_action: str | None
+    claimed_at: datetime
+    """The database's clock at the claim: the run's later times are this plus monotonic time."""
+    remaining_s: float
+    """What is left of the hard timeout."""
+    resumes: bool
+    """An earlier attempt of this run has written a checkpoint: go on from it, not from the input."""
+    thread_is_empty: bool
+    """The thread has no checkpoint at all."""
+
+
+async def claim(
+    connection: Connection, pool: str, owner: str, lease_s: float, limit: int, *, longest_waiting: bool
+) -> list[ClaimedRun]:
+    """Claim up to ``limit`` ready runs of a pool in fair order, with leases of ``lease_s`` on the database's clock."""
+    cursor = await connection.execute(
+        """
+        select r.tenant, r.user_id, r.run_id, r.attempt, r.thread_id, r.assistant_id, r.graph_id, r.kind, r.class, r.vtime,
+               r.kwargs, r.metadata, r.cancel_action, clock_timestamp(),
+               r.timeout_s - extract(epoch from clock_timestamp() - r.started_at)::double precision,
+               r.attempt > 1 and exists (select 1 from checkpoints c where c.tenant = r.tenant and c.user_id = r.user_id
+                                         and c.thread_id = r.thread_id::text and c.ns = '' and c.run_id = r.run_id),
+               not exists (select 1 from checkpoints c where c.tenant = r.tenant and c.user_id = r.user_id
+                           and c.thread_id = r.thread_id::text and c.ns = '')
+        from claim_runs(%s, %s, %s, %s, %s) r
+        """,
+        (pool, owner, lease_s, limit, longest_waiting),
+    )
+    return [
+        ClaimedRun(Fence(RunKey(row[0], row[1], row[2]), row[3]), *row[4:]) for row in await cursor.fetchall()
+    ]
+
+
+async def advance_clock(connection: Connection, pool: str, claimed: Iterable[ClaimedRun]) -> None:
+    """Move the virtual clock of each class to the start times just claimed; never back."""
+    newest: dict[int, int] = {}
+    for run in claimed:
+        newest[run.run_class] = max(run.vtime, newest.get(run.run_class, 0))
+    for run_class, vtime in newest.items():
+        await connection.execute(
+            "update vclock set v = %s where pool = %s and class = %s and v < %s",
+            (vtime, pool, run_class, vtime),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """What a renewal found: the fences that still hold, each with a requested cancel action or None."""
+
+    held: dict[Fence, str | None]
+
+
+async def renew(connection: Connection, fences: Sequence[Fence], lease_s: float) -> Renewal:
+    """Extend the leases of all runs at hand by one statement; what is not in the answer was superseded."""
+    cursor = await connection.execute(
+        """
+        with held as materialized (
+          select r.tenant, r.user_id, r.run_id from runs r
+          join unnest(%s::text[], %s::text[], %s::uuid[], %s::int[]) f (tenant, user_id, run_id, attempt)
+            on r.tenant = f.tenant and r.user_id = f.user_id and r.run_id = f.run_id and r.attempt = f.attempt
+          where r.status = 'running' order by r.tenant, r.user_id, r.run_id for update of r)
+        update runs r set lease_expires_at = clock_timestamp() + make_interval(secs => %s)
+        from held h where r.tenant = h.tenant and r.user_id = h.user_id and r.run_id = h.run_id
+        returning r.tenant, r.user_id, r.run_id, r.attempt, r.cancel_action
+        """,
+        (*_columns(fences), lease_s),
+    )
+    return Renewal({Fence(RunKey(*row[:3]), row[3]): row[4] for row in await cursor.fetchall()})
+
+
+async def cancels(connection: Connection, fences: Sequence[Fence]) -> dict[Fence, str]:
+    """Which of these runs were asked to end, and how."""
+    cursor = await connection.execute(
+        """
+        select r.tenant, r.user_id, r.run_id, r.attempt, r.cancel_action from runs r
+        join unnest(%s::text[], %s::text[], %s::uuid[], %s::int[]) f (tenant, user_id, run_id, attempt)
+          on r.tenant = f.tenant and r.user_id = f.user_id and r.run_id = f.run_id and r.attempt = f.attempt
+        where r.cancel_action is not null
+        """,
+        _columns(fences),
+    )
+    return {Fence(RunKey(*row[:3]), row[3]): row[4] for row in await cursor.fetchall()}
+
+
+def _columns(fences: Sequence[Fence]) -> tuple[list[str], list[str], list[UUID], list[int]]:
+    return (
+        [f.key.tenant for f in fences],
+        [f.key.user_id for f in fences],
+        [f.key.run_id for f in fences],
+        [f.attempt for f in fences],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run ends. JSON bodies are texts; ``events`` is the JSON text of [[seq, event, data]…] up to ``end``."""
+
+    status: Literal["success", "error", "timeout", "interrupted"]
+    events: str
+    error: str | None = None
+    output: str | None = None
+    partial: str | None = None
+    thread_status: str | None = "idle"
+    """idle, interrupted or error; None leaves the thread as it was before the run."""
+    interrupts: str | None = "{}"
+    rollback: bool = False
+    """Erase the run and its checkpoints in the same transaction."""
+    prepared_at: datetime | None = None
+    first_model_request_at: datetime | None = None
+    first_output_at: datetime | None = None
+
+
+async def finish(connection: Connection, fence: Fence, ending: Ending) -> tuple[bool, ReadyRuns]:
+    """The terminal transaction. Returns whether the run ended by this attempt (now, or before, when the reply of an
+    earlier call was lost) and which pools got ready runs through it."""
+    async with connection.transaction():
+        cursor = await connection.execute(
+            """select * from finish_run(%s, %s, %s, %s, %s, %s::json, %s::json, %s::json, %s, %s::json, %s::json, %s, %s, %s, %s)""",
+            (
+                *fence.key,
+                fence.attempt,
+                ending.status,
+                ending.error,
+                ending.output,
+                ending.partial,
+                ending.thread_status,
+                ending.interrupts,
+                ending.events,
+                TEMPORARY_KEEP_S,
+                ending.prepared_at,
+                ending.first_model_request_at,
+                ending.first_output_at,
+            ),
+        )
+        rows = await cursor.fetchall()
+        if rows[0][0] == "done" and ending.rollback:
+            await connection.execute("select erase_run(%s, %s, %s)", fence.key)
+    return rows[0][0] != "superseded", ready_by_pool((row[1], row[2]) for row in rows)
+
+
+async def hand_over(connection: Connection, fences: Sequence[Fence]) -> list[Fence]:
+    """Give runs back as ready, at their newest checkpoint. Returns those that were still ours."""
+    cursor = await connection.execute(
+        """
+        with held as materialized (
+          select r.tenant, r.user_id, r.run_id from runs r
+          join unnest(%s::text[], %s::text[], %s::uuid[], %s::int[]) f (tenant, user_id, run_id, attempt)
+            on r.tenant = f.tenant and r.user_id = f.user_id and r.run_id = f.run_id and r.attempt = f.attempt
+          where r.status = 'running' order by r.tenant, r.user_id, r.run_id for update of r)
+        update runs r set status = 'pending', lease_owner = null, lease_expires_at = null, deaths = 0,
+               ready_at = clock_timestamp(), updated_at = clock_timestamp()
+        from held h where r.tenant = h.tenant and r.user_id = h.user_id and r.run_id = h.run_id
+        returning r.tenant, r.user_id, r.run_id, r.attempt
+        """,
+        _columns(fences),
+    )
+    return [Fence(RunKey(*row[:3]), row[3]) for row in await cursor.fetchall()]
+
+
+def at(base: datetime, elapsed_s: float | None) -> datetime | None:
+    """A time on the database's clock: a base read from it plus what a monotonic clock has measured since."""
+    return None if elapsed_s is None else base + timedelta(seconds=elapsed_s)
