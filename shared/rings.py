@@ -1,5 +1,8 @@
 """Rings: a Redis list per pool that idle executors block on. They save the queue's latency and may all be lost."""
 
+from collections.abc import Awaitable
+from typing import cast
+
 from redis.asyncio import Redis
 
 _KEEP = 1_000  # rings that a list keeps: more than any fleet has idle executors
@@ -22,6 +25,6 @@ async def ring(redis: "Redis", counts: dict[str, int]) -> None:
         await pipe.execute()
 
 
-async def wait_for_ring(redis: "Redis", pool: str, timeout_s: float) -> bool:
+async def wait_for_ring(redis: "Redis", pool: str, timeout_s: int) -> bool:
     """Block until somebody rings or the time is over; true if somebody rang."""
-    return await redis.blpop([ring_key(pool)], timeout=timeout_s) is not None
+    return await cast(Awaitable[object], redis.blpop([ring_key(pool)], timeout=timeout_s)) is not None

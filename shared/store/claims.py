@@ -38,8 +38,8 @@ class ClaimedRun:
     """What is left of the hard timeout."""
     resumes: bool
     """An earlier attempt of this run has written a checkpoint: go on from it, not from the input."""
-    thread_is_empty: bool
-    """The thread has no checkpoint at all."""
+    head_checkpoint_id: str | None
+    """The thread's newest checkpoint; None when it has none."""
 
 
 async def claim(
@@ -53,8 +53,8 @@ async def claim(
                r.timeout_s - extract(epoch from clock_timestamp() - r.started_at)::double precision,
                r.attempt > 1 and exists (select 1 from checkpoints c where c.tenant = r.tenant and c.user_id = r.user_id
                                          and c.thread_id = r.thread_id::text and c.ns = '' and c.run_id = r.run_id),
-               not exists (select 1 from checkpoints c where c.tenant = r.tenant and c.user_id = r.user_id
-                           and c.thread_id = r.thread_id::text and c.ns = '')
+               (select c.checkpoint_id from checkpoints c where c.tenant = r.tenant and c.user_id = r.user_id
+                and c.thread_id = r.thread_id::text and c.ns = '' order by c.seq desc limit 1)
         from claim_runs(%s, %s, %s, %s, %s) r
         """,
         (pool, owner, lease_s, limit, longest_waiting),
