@@ -9,7 +9,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 model = ChatOpenAI(
     model="scripted",
     base_url=os.environ.get("SANDFLEET_PROVIDER_URL", "http://127.0.0.1:9/v1"),
-    api_key="scripted",  # type: ignore[arg-type]
+    api_key="scripted",
     streaming=True,
     max_retries=4,
 )
