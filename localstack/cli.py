@@ -1,0 +1,131 @@
+"""The command ``sandfleet``. Each command imports its own module, so that the help is quick."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sandfleet import __version__
+
+app = typer.Typer(
+    name="sandfleet",
+    help="Deploy LangGraph agents like functions. `sandfleet dev` runs everything on this machine.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+db = typer.Typer(help="The database's schema.", no_args_is_help=True)
+app.add_typer(db, name="db")
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "langgraph.json"
+
+Root = Annotated[Path, typer.Option(help="Folder of the local stack.", envvar="SANDFLEET_ROOT")]
+Project = Annotated[
+    Path | None,
+    typer.Option(help="The langgraph.json to serve; default: ./langgraph.json, else the examples."),
+]
+ROOT = Path(".sandfleet")
+
+
+def _project(given: Path | None) -> Path:
+    if given is not None:
+        return given / "langgraph.json" if given.is_dir() else given
+    return Path("langgraph.json") if Path("langgraph.json").exists() else EXAMPLES
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"sandfleet {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options of every command."""
+
+
+@app.command()
+def dev(
+    root: Root = ROOT,
+    project: Project = None,
+    executors: Annotated[int, typer.Option(min=1, help="Executor processes.")] = 1,
+    port: Annotated[int, typer.Option(help="TCP port of the API if it is free, else any free one.")] = 8123,
+) -> None:
+    """Run the whole stack on this machine until Ctrl-C."""
+    from sandfleet.localstack import terminal
+    from sandfleet.localstack.commands import dev as command
+
+    terminal.run(command.dev(root, _project(project), executors, port))
+
+
+@app.command()
+def demo(root: Root = ROOT) -> None:
+    """Start a stack, let the example agent solve a task in its sandbox, and stop it all again."""
+    from sandfleet.localstack import terminal
+    from sandfleet.localstack.commands import demo as command
+
+    terminal.run(command.demo(root, EXAMPLES))
+
+
+@app.command()
+def run(
+    prompt: str,
+    assistant: Annotated[str, typer.Option(help="Assistant id or graph name.")] = "coder",
+    root: Root = ROOT,
+) -> None:
+    """Run an assistant on a prompt and print its events."""
+    from sandfleet.localstack import terminal
+    from sandfleet.localstack.commands import run as command
+
+    terminal.run(command.run(root, prompt, assistant))
+
+
+@app.command()
+def watch(run_id: Annotated[str, typer.Argument(metavar="RUN")], root: Root = ROOT) -> None:
+    """Print the events of a run from its beginning until it ends."""
+    from sandfleet.localstack import terminal
+    from sandfleet.localstack.commands import watch as command
+
+    terminal.run(command.watch(root, run_id))
+
+
+@app.command()
+def cancel(run_id: Annotated[str, typer.Argument(metavar="RUN")], root: Root = ROOT) -> None:
+    """Cancel a run and wait until it has ended."""
+    from sandfleet.localstack import terminal
+    from sandfleet.localstack.commands import cancel as command
+
+    terminal.run(command.cancel(root, run_id))
+
+
+@app.command()
+def runs(
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 20, root: Root = ROOT
+) -> None:
+    """List the newest runs."""
+    from sandfleet.localstack import terminal
+    from sandfleet.localstack.commands import runs as command
+
+    terminal.run(command.runs(root, limit))
+
+
+@app.command()
+def doctor(root: Root = ROOT) -> None:
+    """Check each dependency and say what to do."""
+    from sandfleet.localstack import terminal
+    from sandfleet.localstack.commands import doctor as command
+
+    terminal.run(command.doctor(root))
+
+
+@db.command()
+def migrate(root: Root = ROOT) -> None:
+    """Bring the database to the newest schema."""
+    from sandfleet.localstack import terminal
+    from sandfleet.localstack.commands import db as command
+
+    terminal.run(command.migrate(root))

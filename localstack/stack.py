@@ -1,0 +1,306 @@
+"""The whole of sandfleet on one machine: servers, API, executors, sandbox host and scripted model provider."""
+
+import asyncio
+import importlib
+import json
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+import httpx
+import psycopg
+
+from sandfleet.fleet.host.base_image import ensure_image
+from sandfleet.localstack import dev_file, docker_api
+from sandfleet.localstack.dev_file import StackInfo
+from sandfleet.localstack.engine import Sandboxing, choose_sandboxing
+from sandfleet.localstack.leftovers import INSTANCE_VARIABLE, LABEL
+from sandfleet.localstack.parallel import parallel
+from sandfleet.localstack.process import LocalStackError, Process, free_ports, tcp_answers
+from sandfleet.localstack.servers import Servers, start_servers
+from sandfleet.localstack.supervisor import Supervisor
+from sandfleet.shared.ids import Owner
+from sandfleet.shared.store.api_keys import create_key, hash_key
+
+OWNER = Owner("local", "developer")
+
+
+class Stack:
+    """A stack whose files are below ``root`` and whose executors serve the ``langgraph.json`` at ``project``.
+
+    ``env`` is added to this process's environment for the API, the executors and the host. ``sandbox`` is
+    ``auto``, ``docker`` or ``bwrap``. With ``restart``, processes that die come back. ``say`` gets a line for each
+    step that a person may want to see. ``engine_dir`` is where an engine of our own keeps its images.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        project: Path,
+        *,
+        executors: int = 1,
+        apis: int = 1,
+        sandbox: str = "auto",
+        env: Mapping[str, str] | None = None,
+        restart: bool = False,
+        say: Callable[[str], None] = lambda _: None,
+        engine_dir: Path | None = None,
+        port: int | None = None,
+    ) -> None:
+        self.supervisor = Supervisor(root, restart=restart, on_event=say)
+        self.root = self.supervisor.root
+        self.project = project.resolve()
+        self.executors = executors
+        self.apis = apis
+        self._wish = sandbox
+        self._env = {**os.environ, **(env or {})}
+        self._say = say
+        self._engine_dir = (engine_dir or self.root / "docker").resolve()
+        self._port = port
+        self._secret = secrets.token_hex(32)
+        self._info: StackInfo | None = None
+        self._sandboxing: Sandboxing | None = None
+        self._executors_awaited = executors
+        self._started_before: object = None
+
+    @property
+    def info(self) -> StackInfo:
+        """Addresses and process ids; raises `LocalStackError` before the start."""
+        if self._info is None:
+            raise LocalStackError("The stack is not running.")
+        return self._info
+
+    @property
+    def dev_json(self) -> Path:
+        """Where the info is written."""
+        return self.root / "dev.json"
+
+    async def start(self) -> StackInfo:
+        """Start everything and return when an executor serves the project. Stop the stack if this raises."""
+        if not self.project.is_file():
+            raise LocalStackError(f"{self.project} does not exist. Name a langgraph.json with --project.")
+        removed = await self.supervisor.open()
+        if removed:
+            self._say(f"Removed what a killed stack left: {', '.join(removed)}")
+        provider_port, *api_ports = free_ports(1 + self.apis)
+        if self._port is not None and not await tcp_answers(self._port):
+            api_ports[0] = self._port
+        servers, (sandboxing, _) = await parallel(
+            self._start_servers(), parallel(self._prepare_sandboxes(), self._start_provider(provider_port))
+        )
+        api_key = await self._migrate(servers.database_url)
+        host_socket = self.supervisor.run_dir / "host.sock"
+        self._info = StackInfo(
+            api_url=f"http://127.0.0.1:{api_ports[0]}",
+            api_key=api_key,
+            database_url=servers.database_url,
+            redis_url=servers.redis_url,
+            aws_endpoint_url=servers.aws_endpoint_url,
+            queue_urls=servers.queue_urls,
+            provider_url=f"http://127.0.0.1:{provider_port}/v1",
+            host_socket=str(host_socket),
+            instance=self.supervisor.instance,
+            sandbox=sandboxing.backend,
+            docker_host=sandboxing.docker_host,
+            api_urls=[f"http://127.0.0.1:{port}" for port in api_ports],
+        )
+        self.supervisor.on_change = self._write
+        await self._mark_executors(awaited=self.executors)
+        await parallel(
+            *(self.supervisor.start(self._api(number, port)) for number, port in enumerate(api_ports, 1)),
+            *(self.supervisor.start(self._executor(number)) for number in range(1, self.executors + 1)),
+            self.supervisor.start(self._host(host_socket)),
+        )
+        self._say("API, executors and sandbox host are ready")
+        return self.info
+
+    async def stop(self) -> list[str]:
+        """Stop everything: runs end or are handed over, sandboxes go, then the servers. Safe to call at any time.
+
+        Returns what had to be removed by force; empty is the normal case.
+        """
+        self.supervisor.on_change = lambda: None
+        names = list(self.supervisor.processes)
+        await self.supervisor.stop(*(n for n in names if n.startswith(("api", "executor"))))
+        await self.supervisor.stop("host")
+        removed = []
+        if self._sandboxing is not None and self._sandboxing.docker_host is not None:
+            label = f"{LABEL}={self.supervisor.instance}"
+            removed = await asyncio.to_thread(docker_api.remove_labelled, self._sandboxing.docker_host, label)
+        removed += await self.supervisor.close()
+        self.dev_json.unlink(missing_ok=True)
+        self._info = None
+        return removed
+
+    def kill(self, name: str, sig: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal to a process. After SIGKILL or SIGTERM it stays away until `restart`."""
+        process = self.supervisor.processes[name]
+        if sig in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
+            process.wanted = False
+        process.send(sig)
+
+    def pause(self, name: str) -> None:
+        """Freeze a process (SIGSTOP)."""
+        self.kill(name, signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        """Let a paused process go on (SIGCONT)."""
+        self.kill(name, signal.SIGCONT)
+
+    async def restart(self, name: str) -> None:
+        """Start a process again, on the same addresses, and wait until it is ready."""
+        if name.startswith("executor"):
+            await self._mark_executors(awaited=1)
+        await self.supervisor.restart(name)
+
+    async def add_key(self, owner: Owner, name: str = "local") -> str:
+        """An API key for another tenant or user."""
+        async with await psycopg.AsyncConnection.connect(self.info.database_url) as connection:
+            return await create_key(connection, owner, name)
+
+    async def _start_servers(self) -> Servers:
+        return await start_servers(self.supervisor, self._env, self._say)
+
+    async def _prepare_sandboxes(self) -> Sandboxing:
+        wish = self._env.get("SANDFLEET_SANDBOX", "auto") if self._wish == "auto" else self._wish
+        sandboxing = await choose_sandboxing(self.supervisor, wish, self._engine_dir, self._env, self._say)
+        if sandboxing.docker_host is not None:
+            self.supervisor.use_engine(sandboxing.docker_host)
+            self._say(f"Docker Engine {sandboxing.version} at {sandboxing.docker_host}")
+            tag = self._env.get("SANDFLEET_SANDBOX_IMAGE", "sandfleet-sandbox:latest")
+            await ensure_image(sandboxing.docker_host, tag, on_progress=self._say)
+            self._say(f"Sandbox image {tag} is ready")
+        self._sandboxing = sandboxing
+        return sandboxing
+
+    async def _start_provider(self, port: int) -> None:
+        await self.supervisor.start(
+            Process(
+                name="provider",
+                argv=[sys.executable, "-P", "-m", "sandfleet.loadtest.provider", "--port", str(port)],
+                env=self.supervisor.base_env(),
+                cwd=self.root,
+                log=self.supervisor.logs / "provider.log",
+                ready=lambda: tcp_answers(port),
+            )
+        )
+
+    async def _migrate(self, database_url: str) -> str:
+        """Bring the database to the newest schema and return a key that is good for it."""
+        migrate = await asyncio.to_thread(importlib.import_module, "sandfleet.shared.db.migrate")
+        await asyncio.to_thread(migrate.upgrade, database_url)
+        path = self.root / "api-key"
+        async with await psycopg.AsyncConnection.connect(database_url) as connection:
+            key = path.read_text() if path.exists() else ""
+            known = await connection.execute(
+                "select 1 from api_keys where key_hash = %s and revoked_at is null", (hash_key(key),)
+            )
+            if await known.fetchone() is None:
+                key = await create_key(connection, OWNER, "local")
+                path.touch(mode=0o600)
+                path.write_text(key)
+        return key
+
+    def _settings(self) -> dict[str, str]:
+        """The settings that API, executors and host share, under names that no graph of the user's reads."""
+        info = self.info
+        env = {
+            INSTANCE_VARIABLE: self.supervisor.instance,
+            "SANDFLEET_DATABASE_URL": info.database_url,
+            "SANDFLEET_REDIS_URL": info.redis_url,
+            "SANDFLEET_AWS_ENDPOINT_URL": info.aws_endpoint_url,
+            "SANDFLEET_QUEUE_URLS": json.dumps(info.queue_urls),
+            "SANDFLEET_HOST_SOCKET": info.host_socket,
+            "SANDFLEET_HOST_DIR": str(self.supervisor.run_dir / "host"),
+            "SANDFLEET_HOST_SECRET": self._secret,
+            "SANDFLEET_SANDBOX": info.sandbox,
+            "SANDFLEET_PROVIDER_URL": info.provider_url,
+        }
+        if info.docker_host is not None:
+            env["SANDFLEET_DOCKER_HOST"] = info.docker_host
+        home = Path(self._env.get("HOME", "/"))
+        if not {"AWS_ACCESS_KEY_ID", "AWS_PROFILE"} & self._env.keys() and not (home / ".aws").exists():
+            env |= {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+        return env
+
+    def _service_env(self) -> dict[str, str]:
+        """Environment of the API and the host: ours, and the user's ``SANDFLEET_`` and ``AWS_`` variables."""
+        own = {k: v for k, v in self._env.items() if k.startswith(("SANDFLEET_", "AWS_"))}
+        return {**self.supervisor.base_env(), **own, **self._settings()}
+
+    def _api(self, number: int, port: int) -> Process:
+        async def ready() -> bool:
+            try:
+                async with httpx.AsyncClient(trust_env=False) as client:
+                    return (await client.get(f"http://127.0.0.1:{port}/ok", timeout=2.0)).is_success
+            except httpx.HTTPError:
+                return False
+
+        env = {**self._service_env(), "SANDFLEET_API_HOST": "127.0.0.1", "SANDFLEET_API_PORT": str(port)}
+        return self._python("api" if number == 1 else f"api-{number}", "sandfleet.functions.api", env, ready)
+
+    def _executor(self, number: int) -> Process:
+        # The graphs run here, so this is the one process that gets the whole environment, model keys included.
+        env = {**self._env, **self._settings(), "SANDFLEET_PROJECT": str(self.project)}
+        env.pop("PYTHONDONTWRITEBYTECODE", None)
+        name = f"executor-{number}"
+        return self._python(
+            name, "sandfleet.fleet.executor", env, self._executor_ready, cwd=self.project.parent
+        )
+
+    def _host(self, socket: Path) -> Process:
+        async def ready() -> bool:
+            try:
+                _, writer = await asyncio.open_unix_connection(str(socket))
+            except OSError:
+                return False
+            writer.close()
+            return True
+
+        socket.unlink(missing_ok=True)
+        return self._python("host", "sandfleet.fleet.host", self._service_env(), ready)
+
+    def _python(
+        self,
+        name: str,
+        module: str,
+        env: dict[str, str],
+        ready: Callable[[], Awaitable[bool]],
+        cwd: Path | None = None,
+    ) -> Process:
+        # -P: a module of the user's in the working directory never hides one of Python's or ours.
+        argv = [sys.executable, "-P", "-m", module]
+        log = self.supervisor.logs / f"{name}.log"
+        return Process(
+            name,
+            argv,
+            env,
+            cwd or self.root,
+            log,
+            ready,
+            stop_timeout_s=float(env.get("SANDFLEET_DRAIN_GRACE_S", 10)) + 10,
+        )
+
+    async def _mark_executors(self, awaited: int) -> None:
+        """Remember the database's time: an executor that is started from here on registers later than that."""
+        async with await psycopg.AsyncConnection.connect(self.info.database_url) as connection:
+            row = await (await connection.execute("select clock_timestamp()")).fetchone()
+        self._started_before = row[0] if row else None
+        self._executors_awaited = awaited
+
+    async def _executor_ready(self) -> bool:
+        async with await psycopg.AsyncConnection.connect(self.info.database_url) as connection:
+            row = await (
+                await connection.execute(
+                    "select count(*) from executors where started_at > %s", (self._started_before,)
+                )
+            ).fetchone()
+        return row is not None and row[0] >= self._executors_awaited
+
+    def _write(self) -> None:
+        processes = {name: p.pid for name, p in self.supervisor.processes.items() if p.pid is not None}
+        self._info = StackInfo(**{**vars(self.info), "processes": processes})
+        dev_file.write(self.dev_json, self._info)
