@@ -56,6 +56,11 @@ class Supervisor:
         self._watching: asyncio.Task[None] | None = None
         self._backoff: dict[str, float] = {}
 
+    @property
+    def watchdog_pid(self) -> int | None:
+        """Process id of the watchdog while this holds its folder."""
+        return self._watchdog.pid if self._watchdog is not None else None
+
     def base_env(self) -> dict[str, str]:
         """Environment that every child gets: no variable of the user's but those that programs need to run."""
         keep = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "USER", "LOGNAME", "VIRTUAL_ENV")

@@ -16,8 +16,8 @@ from rich.markup import escape
 
 from sandfleet.shared.errors import SandfleetError
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 INTERRUPTED = 130
 

@@ -1,0 +1,71 @@
+# sandfleet: `make demo` shows it, `make test` checks it. See README.md and CONTRIBUTING.md.
+# Nothing is needed but Python >= 3.11 and pip; uv is installed below .tools if the machine has none.
+
+SHELL := /bin/sh
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UV := $(or $(shell uv --version >/dev/null 2>&1 && command -v uv),.tools/bin/uv)
+export UV_PYTHON_DOWNLOADS ?= never
+# Compiled files make every start of the stack quicker.
+unexport PYTHONDONTWRITEBYTECODE
+unexport VIRTUAL_ENV
+
+.DEFAULT_GOAL := help
+.PHONY: help install install-dev demo dev test check bench requirements clean
+
+help: ## Show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+demo: install ## Start a stack, let an agent solve a task in its sandbox, stop everything
+	@$(BIN)/sandfleet demo
+
+dev: install ## Run the stack until Ctrl-C
+	@$(BIN)/sandfleet dev
+
+test: install-dev ## Run all tests on real servers and a real Docker Engine
+	@$(BIN)/python -m pytest
+
+check: install-dev ## Formatting, lint, types, import boundaries, unit tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest tests/unit -q
+
+bench: install-dev ## Start a stack and measure it beside the baseline
+	@$(BIN)/sandfleet bench
+
+install: $(VENV)/.local
+install-dev: $(VENV)/.dev
+
+$(VENV)/.local: $(VENV)/pyvenv.cfg requirements/local.txt pyproject.toml
+	@echo "Installing the packages (once)"
+	@$(UV) pip install --python $(BIN)/python --require-hashes -r requirements/local.txt
+	@$(UV) pip install --python $(BIN)/python --no-deps --no-build-isolation -q -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/pyvenv.cfg requirements/dev.txt pyproject.toml
+	@echo "Installing the packages for development (once)"
+	@$(UV) pip install --python $(BIN)/python --require-hashes -r requirements/dev.txt
+	@$(UV) pip install --python $(BIN)/python --no-deps --no-build-isolation -q -e .
+	@touch $@ $(VENV)/.local
+
+$(VENV)/pyvenv.cfg: | $(UV)
+	@$(UV) venv -q --allow-existing --python "$$($(PYTHON) -c 'import sys; print(sys.executable if sys.version_info >= (3, 11) else ">=3.11")')" $(VENV)
+
+.tools/bin/uv:
+	@echo "Installing uv below .tools (once)"
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --target .tools uv
+
+COMPILE = $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
+
+requirements: | $(UV) ## Compile the pinned requirement files anew (UPGRADE=--upgrade for newer versions)
+	$(COMPILE) $(UPGRADE) pyproject.toml requirements/build.in --extra local --group dev -o requirements/dev.txt
+	$(COMPILE) pyproject.toml requirements/build.in --extra local -c requirements/dev.txt -o requirements/local.txt
+	$(COMPILE) pyproject.toml --extra fleet -c requirements/dev.txt -o requirements/fleet.txt
+	$(COMPILE) pyproject.toml -c requirements/dev.txt -o requirements/lambda.txt
+	@! grep -nE '://|index-url|find-links' requirements/*.txt
+
+clean: ## Remove the environment and the local stack's data
+	rm -rf $(VENV) .tools .sandfleet .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build

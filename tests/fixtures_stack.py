@@ -1,0 +1,77 @@
+"""The whole of sandfleet for tests: real servers, a real Docker Engine, the project in ``tests/projects/basic``."""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from langgraph_sdk import get_client
+from langgraph_sdk.client import LangGraphClient
+
+from sandfleet.fleet.host.base_image import ensure_image
+from sandfleet.localstack.engine import choose_sandboxing
+from sandfleet.localstack.stack import Stack
+from sandfleet.localstack.supervisor import AlreadyRunning
+from tests.fixtures_servers import ROOT, open_supervisor
+
+PROJECT = Path(__file__).parent / "projects" / "basic" / "langgraph.json"
+IMAGE = "sandfleet-sandbox:latest"
+# A dead executor's run is taken over after a lease: shorter than in production, longer than this machine's hiccups.
+SETTINGS = {"SANDFLEET_LEASE_S": "6", "SANDFLEET_RENEW_EVERY_S": "1.5", "SANDFLEET_DRAIN_GRACE_S": "5"}
+
+
+@pytest.fixture(scope="session")
+async def engine() -> AsyncIterator[str]:
+    """Address (``DOCKER_HOST``) of a Docker Engine that has the sandbox image; started here if none answers."""
+    supervisor = await open_supervisor("engine")
+    try:
+        chosen = await choose_sandboxing(supervisor, "docker", ROOT.parent / "docker", os.environ, print)
+        assert chosen.docker_host is not None
+        await ensure_image(chosen.docker_host, IMAGE, on_progress=print)
+        yield chosen.docker_host
+    finally:
+        await supervisor.close()
+
+
+async def start_stack(engine: str, kind: str, *, executors: int = 1, apis: int = 1, **env: str) -> Stack:
+    """A started stack with a folder of its own; the caller stops it. ``env`` overrides `SETTINGS`."""
+    number = 0
+    while True:
+        number += 1
+        settings = {**SETTINGS, **env, "DOCKER_HOST": engine}
+        for name in ("DATABASE_URL", "REDIS_URL", "AWS_ENDPOINT_URL", "SANDFLEET_MODEL"):
+            settings.setdefault(name, "")
+        stack = Stack(
+            ROOT / f"{kind}-{number}",
+            PROJECT,
+            executors=executors,
+            apis=apis,
+            sandbox="docker",
+            env=settings,
+        )
+        try:
+            await stack.start()
+        except AlreadyRunning:
+            await stack.stop()
+            continue
+        except BaseException:
+            await stack.stop()
+            raise
+        return stack
+
+
+@pytest.fixture(scope="session")
+async def stack(engine: str) -> AsyncIterator[Stack]:
+    """One API, two executors and a sandbox host, shared by all tests. A test that kills a process restarts it."""
+    started = await start_stack(engine, "stack", executors=2)
+    yield started
+    removed = await started.stop()
+    assert removed == [], f"had to be removed by force: {removed}"
+
+
+@pytest.fixture(scope="session")
+async def client(stack: Stack) -> AsyncIterator[LangGraphClient]:
+    """An unmodified ``langgraph-sdk`` client of the stack's first user."""
+    async with AsyncExitStack() as exits:
+        yield await exits.enter_async_context(get_client(url=stack.info.api_url, api_key=stack.info.api_key))
