@@ -171,14 +171,16 @@ create table checkpoints (
   run_id    uuid,
   attempt   int not null default 0,
   metadata  json not null,
+  blobs     json,                                            -- large channel values: {channel: version in checkpoint_blobs}
   type      text not null,
-  body      bytea not null,                                  -- the checkpoint; large channel values are in checkpoint_blobs
+  body      bytea not null,                                  -- the checkpoint with its small channel values
   primary key (tenant, user_id, thread_id, ns, checkpoint_id)
 );
 create index checkpoints_newest on checkpoints (tenant, user_id, thread_id, ns, seq desc);
 
 create table checkpoint_blobs (
-  tenant text, user_id text, thread_id text, ns text, channel text, version text,
+  tenant text, user_id text, thread_id text, ns text, channel text,
+  version text,                                              -- id of the checkpoint that wrote it first: forks never clash
   type text not null,
   body bytea not null,
   primary key (tenant, user_id, thread_id, ns, channel, version)

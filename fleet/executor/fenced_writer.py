@@ -1,0 +1,265 @@
+"""The one group-commit writer of an executor process: whatever all runs have pending, in one statement per flush.
+
+A flush locks the named runs, checks that their attempts still hold, and inserts the rows of those that passed, all in one
+statement and so in one transaction: what it writes is fenced even against a successor that claims the run meanwhile.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import psycopg
+from psycopg import AsyncConnection
+
+from sandfleet.fleet.executor import fenced_rows
+from sandfleet.fleet.executor.fenced_rows import (
+    ChannelBlobRow,
+    CheckpointRow,
+    JournalRow,
+    PendingWritesRow,
+    Row,
+    SnapshotRow,
+    StateBlobRow,
+)
+from sandfleet.shared.errors import SandfleetError, Superseded, Unavailable
+from sandfleet.shared.ids import Fence, Owner
+
+__all__ = [
+    "ChannelBlobRow",
+    "CheckpointRow",
+    "FencedWriter",
+    "JournalRow",
+    "PendingWritesRow",
+    "Row",
+    "RowRefused",
+    "SnapshotRow",
+    "StateBlobRow",
+]
+
+_log = logging.getLogger(__name__)
+
+_BACKOFF_S = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
+# SQLSTATE classes after which the same rows may succeed: connection, deadlock, resources, object state, operator, system.
+_TRANSIENT_CLASSES = ("08", "40", "53", "55", "57", "58")
+_READ_ONLY = "25006"  # a failover: the server that we are connected to has become a standby
+
+
+class RowRefused(SandfleetError):
+    """PostgreSQL cannot hold a value of this write, such as U+0000 in a node's name."""
+
+    code = "row_refused"
+    status = 500
+
+
+class _Item(NamedTuple):
+    who: Fence | Owner
+    rows: Sequence[Row]
+    size: int
+    done: "asyncio.Future[None]"
+
+
+class FencedWriter:
+    """Writes rows for all runs of a process over a connection of its own, on the event loop that called ``start``.
+
+    There is no timer: a flush takes what is pending, and the next one begins when it has ended, so that batches grow with
+    the load. A flush is bounded by ``max_rows`` and ``max_bytes`` (payload; one item always fits). Lost connections are
+    opened again and the rows written again, which is safe because repeated rows are ignored or replaced by themselves.
+    """
+
+    def __init__(self, database_url: str, *, max_rows: int = 500, max_bytes: int = 8 * 1024 * 1024) -> None:
+        self._database_url = database_url
+        self._max_rows = max_rows
+        self._max_bytes = max_bytes
+        self._pending: deque[_Item] = deque()
+        self._wake = asyncio.Event()
+        self._connection: AsyncConnection[Any] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._stopping = False
+        self.flushes = 0
+        """Statements that were committed."""
+        self.rows = 0
+        """Rows in them, refused runs included."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that the writer runs on; all its methods must be called there."""
+        assert self._task is not None, "FencedWriter.start() was not called"
+        return self._task.get_loop()
+
+    async def start(self) -> None:
+        """Begin to write. Does not wait for the database."""
+        self._task = asyncio.create_task(self._run(), name="fenced-writer")
+
+    async def stop(self, deadline_s: float = 5.0) -> None:
+        """Write what is pending, for at most ``deadline_s``, and close. What is left then fails with Unavailable."""
+        self._stopping = True
+        self._wake.set()
+        if self._task is not None:
+            _, late = await asyncio.wait([self._task], timeout=deadline_s)
+            for task in late:
+                task.cancel()
+            await asyncio.wait([self._task])
+        if self._connection is not None:
+            await self._connection.close()
+        while self._pending:
+            _fail(self._pending.popleft(), _stopped())
+
+    def submit(self, who: Fence | Owner, rows: Sequence[Row]) -> "asyncio.Future[None]":
+        """Queue rows of one run; never blocks. Rows under a bare Owner are written without a fence.
+
+        The future ends when they are committed, or fails with Superseded (none of them is written), RowRefused or
+        Unavailable (the writer was stopped). Submissions are committed in order, each as a whole. Nobody has to await
+        the future.
+        """
+        done: asyncio.Future[None] = self.loop.create_future()
+        item = _Item(who, rows, sum(_size(row) for row in rows), done)
+        if self._stopping:
+            _fail(item, _stopped())
+        elif not rows:
+            done.set_result(None)
+        else:
+            self._pending.append(item)
+            self._wake.set()
+        return done
+
+    async def write(self, who: Fence | Owner, rows: Sequence[Row]) -> None:
+        """``submit`` and wait. Raises what the future fails with."""
+        await self.submit(who, rows)
+
+    async def _run(self) -> None:
+        taken: list[_Item] = []
+        try:
+            while True:
+                while not self._pending:
+                    if self._stopping:
+                        return
+                    self._wake.clear()
+                    await self._wake.wait()
+                taken = self._take()
+                await self._flush(taken)
+        except BaseException:
+            # Only by `stop`, at its deadline. It fails the rest.
+            self._stopping = True
+            for item in taken:
+                _fail(item, _stopped())
+            raise
+
+    def _take(self) -> list[_Item]:
+        taken = [self._pending.popleft()]
+        rows, size = len(taken[0].rows), taken[0].size
+        while self._pending:
+            rows += len(self._pending[0].rows)
+            size += self._pending[0].size
+            if rows > self._max_rows or size > self._max_bytes:
+                break
+            taken.append(self._pending.popleft())
+        return taken
+
+    async def _flush(self, items: Sequence[_Item]) -> None:
+        """Write ``items`` in order, in one statement unless one of them is at fault."""
+        batch = [(item.who, item.rows) for item in items]
+        for attempt in range(1_000_000_000):
+            try:
+                passed = await self._execute(batch)
+            except Exception as error:
+                if self._may_pass_later(error):
+                    await self._back_off(attempt, error)
+                    continue
+                if len(items) == 1:
+                    _fail(items[0], _refusal(error))
+                    return
+                middle = len(items) // 2
+                await self._flush(items[:middle])
+                await self._flush(items[middle:])
+                return
+            for item in items:
+                if item.who in passed:
+                    if not item.done.done():
+                        item.done.set_result(None)
+                else:
+                    _fail(item, Superseded("Another attempt, or the end of the run, came first."))
+            return
+
+    async def _execute(self, batch: fenced_rows.Batch) -> set[Fence | Owner]:
+        query, parameters = fenced_rows.statement(batch)
+        if self._connection is None or self._connection.closed:
+            self._connection = await self._connect()
+        cursor = await self._connection.execute(query, parameters, binary=True)
+        positions = await cursor.fetchall()
+        self.flushes += 1
+        self.rows += sum(len(rows) for _, rows in batch)
+        names = fenced_rows.fences(batch)
+        return {names[n] for (n,) in positions}
+
+    async def _connect(self) -> AsyncConnection[Any]:
+        connection = await AsyncConnection.connect(
+            self._database_url,
+            autocommit=True,
+            prepare_threshold=0,
+            connect_timeout=5,
+            application_name="sandfleet-writer",
+            # A server that vanished without a word is noticed within about 15 s.
+            keepalives_idle=5,
+            keepalives_interval=3,
+            keepalives_count=3,
+            tcp_user_timeout=15_000,
+        )
+        fenced_rows.register(connection)
+        # Every lookup here is by key. A plan that was made while the tables were small must not scan them later.
+        await connection.execute(
+            "select set_config('enable_seqscan', 'off', false), set_config('plan_cache_mode', 'force_generic_plan', false)"
+        )
+        return connection
+
+    def _may_pass_later(self, error: Exception) -> bool:
+        if isinstance(error, OSError):
+            return True
+        if not isinstance(error, psycopg.Error):
+            return False
+        if self._connection is None or self._connection.closed:
+            return True
+        if error.sqlstate is None:
+            return isinstance(error, psycopg.OperationalError)
+        return error.sqlstate[:2] in _TRANSIENT_CLASSES or error.sqlstate == _READ_ONLY
+
+    async def _back_off(self, attempt: int, error: Exception) -> None:
+        pause_s = _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
+        _log.warning(
+            "write failed, trying again",
+            extra={"error": _kind_of(error), "attempt": attempt + 1, "pause_s": pause_s},
+        )
+        if self._connection is not None and not _is_conflict(error):
+            await self._connection.close()
+            self._connection = None
+        await asyncio.sleep(pause_s)
+
+
+def _is_conflict(error: Exception) -> bool:
+    """A deadlock or serialization failure: the connection is as good as before."""
+    return isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith("40")
+
+
+def _size(row: Row) -> int:
+    return sum(len(value) for value in row if isinstance(value, (bytes, str)))
+
+
+def _kind_of(error: Exception) -> str:
+    """What happened, without the values that the message may quote."""
+    state = getattr(error, "sqlstate", None)
+    return f"{type(error).__name__} {state}" if state else type(error).__name__
+
+
+def _refusal(error: Exception) -> RowRefused:
+    return RowRefused(f"PostgreSQL cannot hold a value of this write ({_kind_of(error)}).")
+
+
+def _stopped() -> Unavailable:
+    return Unavailable("The executor stopped before this was written.")
+
+
+def _fail(item: _Item, error: Exception) -> None:
+    if not item.done.done():
+        item.done.set_exception(error)
+        item.done.exception()  # counts as retrieved: whoever does not await a write is not warned about it

@@ -1,0 +1,460 @@
+"""LangGraph's checkpointer on our tables: one row per checkpoint, written through the process's fenced writer.
+
+The newest checkpoint is the one with the highest database sequence. Ids carry the clocks of hosts and decide nothing.
+"""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple, TypeVar
+
+import orjson
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    WRITES_IDX_MAP,
+    BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    DeltaChannelHistory,
+    get_checkpoint_metadata,
+    writes_sort_key,
+)
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from psycopg import AsyncConnection
+
+from sandfleet.fleet.executor import checkpoint_maintenance
+from sandfleet.fleet.executor.fenced_writer import (
+    ChannelBlobRow,
+    CheckpointRow,
+    FencedWriter,
+    PendingWritesRow,
+    Row,
+)
+from sandfleet.shared.db.pool import Pool
+from sandfleet.shared.errors import SandfleetError, Superseded
+from sandfleet.shared.ids import Fence, Owner
+from sandfleet.shared.json_text import contains, to_json
+
+T = TypeVar("T")
+
+INLINE_BYTES = 16 * 1024
+"""Serialised channel values up to this size are in the checkpoint's own row; larger ones are stored once per version."""
+
+_REMEMBERED_NAMESPACES = 64
+_PAGE = 50
+_COLUMNS = {"thread_id": "thread_id", "checkpoint_ns": "ns", "checkpoint_id": "checkpoint_id"}
+_SELECT = """
+select c.seq, c.thread_id, c.ns, c.checkpoint_id, c.parent_id, c.metadata, c.blobs, c.type, c.body,
+       w.task_ids, w.paths, w.slots, w.types, w.bodies, b.channels, b.types, b.bodies
+from checkpoints c
+left join lateral (
+  select array_agg(task_id) task_ids, array_agg(path) paths, array_agg(slot) slots, array_agg(type) types,
+         array_agg(body) bodies
+  from checkpoint_writes w
+  where w.tenant = c.tenant and w.user_id = c.user_id and w.thread_id = c.thread_id and w.ns = c.ns
+    and w.checkpoint_id = c.checkpoint_id) w on true
+left join lateral (
+  select array_agg(b.channel) channels, array_agg(b.type) types, array_agg(b.body) bodies
+  from json_each_text(c.blobs) named
+  join checkpoint_blobs b on b.tenant = c.tenant and b.user_id = c.user_id and b.thread_id = c.thread_id
+    and b.ns = c.ns and b.channel = named.key and b.version = named.value) b on true
+where c.tenant = %s and c.user_id = %s and (%s::bigint is null or c.seq < %s)
+"""
+_BEFORE = """ and c.seq < (select s.seq from checkpoints s where s.tenant = c.tenant and s.user_id = c.user_id
+ and s.thread_id = c.thread_id and s.ns = c.ns and s.checkpoint_id = %s)"""
+
+
+class _Stored(NamedTuple):
+    """A channel value as it is stored: inline (``body``) or in ``checkpoint_blobs`` under ``blob``."""
+
+    version: str | int | float
+    blob: str | None
+    type: str
+    body: bytes
+
+
+class _Remembered(NamedTuple):
+    """What the newest checkpoint that was read or written in a namespace holds, for the child that comes next."""
+
+    checkpoint_id: str
+    channels: dict[str, _Stored]
+
+
+class FencedSaver(BaseCheckpointSaver[int]):
+    """The checkpointer of one run of one owner; cheap, made per run.
+
+    With a ``fence`` every write names the run and its attempt, and raises Superseded once another attempt or the end of
+    the run came first; with None writes are not fenced (offline tools). ``head_known_empty`` says that the thread that is
+    used first has no checkpoints yet, so that nothing is asked of the database before this saver has written to it.
+
+    The methods without ``a`` work from any thread but the event loop's own, which they would block for ever.
+    """
+
+    def __init__(
+        self,
+        writer: FencedWriter,
+        pool: Pool,
+        owner: Owner,
+        fence: Fence | None,
+        head_known_empty: bool = False,
+        *,
+        serde: SerializerProtocol | None = None,
+    ) -> None:
+        super().__init__(serde=serde)
+        self._writer = writer
+        self._pool = pool
+        self._owner = owner
+        self._fence = fence
+        # Shared with the shallow copies that `with_allowlist` makes.
+        self._known_empty: dict[str | None, set[str]] = {None: set()} if head_known_empty else {}
+        """Namespaces written to, of the thread that was empty; under None until its id is known."""
+        self._remembered: dict[tuple[str, str], _Remembered] = {}
+
+    # --- writing ---------------------------------------------------------------------------------------------------
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Store a checkpoint; returns when it is committed. Raises Superseded, RowRefused or Unavailable."""
+        configurable = config["configurable"]
+        thread_id, ns = str(configurable["thread_id"]), configurable.get("checkpoint_ns", "")
+        checkpoint_id, parent_id = checkpoint["id"], configurable.get("checkpoint_id")
+        channels = self._store_channels(thread_id, ns, parent_id, checkpoint, new_versions)
+        rows: list[Row] = [
+            ChannelBlobRow(thread_id, ns, channel, checkpoint_id, stored.type, stored.body)
+            for channel, stored in channels.items()
+            if stored.blob == checkpoint_id and stored.body
+        ]
+        blobs = {channel: stored.blob for channel, stored in channels.items() if stored.blob}
+        inline = {c: (s.type, s.body) for c, s in channels.items() if not s.blob}
+        body_type, body = self.serde.dumps_typed({**checkpoint, "channel_values": inline})
+        full_metadata = get_checkpoint_metadata(config, metadata)
+        rows.append(
+            CheckpointRow(
+                thread_id,
+                ns,
+                checkpoint_id,
+                parent_id,
+                self._fence.key.run_id if self._fence else _uuid(full_metadata.get("run_id")),
+                to_json(full_metadata),
+                orjson.dumps(blobs) if blobs else None,
+                body_type,
+                body,
+            )
+        )
+        if (written := self._written_if_known_empty(thread_id)) is not None:
+            written.add(ns)
+        await self._writer.write(self._fence or self._owner, rows)
+        self._remember(
+            thread_id,
+            ns,
+            checkpoint_id,
+            {c: s._replace(body=b"") if s.blob else s for c, s in channels.items()},
+        )
+        return _config(thread_id, ns, checkpoint_id)
+
+    def _store_channels(
+        self,
+        thread_id: str,
+        ns: str,
+        parent_id: str | None,
+        checkpoint: Checkpoint,
+        new_versions: ChannelVersions,
+    ) -> dict[str, _Stored]:
+        """Serialise the values that changed since the parent; the others are stored as they were."""
+        parent = self._remembered.get((thread_id, ns))
+        before = parent.channels if parent and parent.checkpoint_id == parent_id else {}
+        channels: dict[str, _Stored] = {}
+        for channel, value in checkpoint["channel_values"].items():
+            version = checkpoint["channel_versions"].get(channel, 0)
+            stored = before.get(channel)
+            if stored is None or stored.version != version or channel in new_versions:
+                value_type, body = self.serde.dumps_typed(value)
+                large = len(body) > INLINE_BYTES and "\x00" not in channel
+                stored = _Stored(version, checkpoint["id"] if large else None, value_type, body)
+            channels[channel] = stored
+        return channels
+
+    async def aput_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """Store the writes of a task at a checkpoint; returns when they are committed. Raises as ``aput``."""
+        configurable = config["configurable"]
+        at = (
+            str(configurable["thread_id"]),
+            configurable.get("checkpoint_ns", ""),
+            configurable["checkpoint_id"],
+            task_id,
+        )
+        slots: dict[int, list[tuple[str, Any]]] = {}
+        for channel, value in writes:
+            slot = WRITES_IDX_MAP.get(channel, 0)
+            if slot:
+                slots[slot] = [(channel, value)]
+            else:
+                slots.setdefault(0, []).append((channel, value))
+        await self._writer.write(
+            self._fence or self._owner,
+            [
+                PendingWritesRow(*at, slot, task_path, *self.serde.dumps_typed(pairs))
+                for slot, pairs in slots.items()
+            ],
+        )
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """The checkpoint that ``config`` names, or the newest one of its thread and namespace."""
+        configurable = config["configurable"]
+        thread_id, ns = str(configurable["thread_id"]), configurable.get("checkpoint_ns", "")
+        checkpoint_id = configurable.get("checkpoint_id")
+        written = self._written_if_known_empty(thread_id)
+        if written is not None and ns not in written:
+            return None
+        where, parameters = " and c.thread_id = %s and c.ns = %s", [thread_id, ns]
+        if checkpoint_id:
+            where += " and c.checkpoint_id = %s"
+            parameters.append(str(checkpoint_id))
+        found = self._select(where, parameters, limit=1)
+        return await anext(found, None)
+
+    async def alist(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        """Checkpoints of this owner, newest first; ``filter`` must be contained in the metadata."""
+        where, parameters = "", []
+        configurable = config["configurable"] if config else {}
+        for name, column in _COLUMNS.items():
+            value = configurable.get(name)
+            if value or (value is not None and name == "checkpoint_ns"):
+                where += f" and c.{column} = %s"
+                parameters.append(str(value))
+        if before and before["configurable"].get("checkpoint_id"):
+            where += _BEFORE
+            parameters.append(str(before["configurable"]["checkpoint_id"]))
+        async for found in self._select(where, parameters, limit=limit, filter=filter):
+            yield found
+
+    async def _select(
+        self,
+        where: str,
+        parameters: Sequence[str],
+        *,
+        limit: int | None,
+        filter: Mapping[str, Any] | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        """Checkpoints newest first. The filter is applied here: PostgreSQL cannot look into JSON that holds U+0000."""
+        if any("\x00" in parameter for parameter in parameters):
+            return
+        query = f"{_SELECT}{where} order by c.seq desc limit %s".encode()
+        found, last_seq = 0, None
+        page = _PAGE if filter or limit is None else limit
+        while limit is None or found < limit:
+            async with self._pool.connection() as connection:
+                cursor = await connection.execute(
+                    query, [*self._owner, last_seq, last_seq, *parameters, page], binary=True
+                )
+                rows = await cursor.fetchall()
+            for row in rows:
+                last_seq = row[0]
+                if filter and not contains(row[5], filter):
+                    continue
+                yield self._tuple(row)
+                found += 1
+                if found == limit:
+                    return
+            if len(rows) < page:
+                return
+
+    def _tuple(self, row: Sequence[Any]) -> CheckpointTuple:
+        _, thread_id, ns, checkpoint_id, parent_id, metadata, blobs, body_type, body = row[:9]
+        checkpoint: Checkpoint = self.serde.loads_typed((body_type, body))
+        versions = checkpoint["channel_versions"]
+        channels = {
+            channel: _Stored(versions.get(channel, 0), None, *stored)
+            for channel, stored in checkpoint["channel_values"].items()
+        }
+        values = {channel: self.serde.loads_typed((s.type, s.body)) for channel, s in channels.items()}
+        large = {channel: typed for channel, *typed in _rows(row[14:17])}
+        for channel, blob in (blobs or {}).items():
+            if channel not in large:
+                raise SandfleetError(f"Checkpoint {checkpoint_id} has lost the value of a channel.")
+            blob_type, blob_body = large[channel]
+            channels[channel] = _Stored(versions.get(channel, 0), blob, blob_type, b"")
+            values[channel] = self.serde.loads_typed((blob_type, blob_body))
+        checkpoint["channel_values"] = values
+        self._remember(thread_id, ns, checkpoint_id, channels)
+        writes = sorted(_rows(row[9:14]), key=lambda w: writes_sort_key(w[1], w[0], w[2]))
+        return CheckpointTuple(
+            _config(thread_id, ns, checkpoint_id),
+            checkpoint,
+            metadata,
+            _config(thread_id, ns, parent_id) if parent_id else None,
+            [
+                (task_id, channel, value)
+                for task_id, _, _, writes_type, writes_body in writes
+                for channel, value in self.serde.loads_typed((writes_type, writes_body))
+            ],
+        )
+
+    # --- whole threads and runs ------------------------------------------------------------------------------------
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """Delete all checkpoints of a thread of this owner."""
+        async with self._transaction() as connection:
+            await checkpoint_maintenance.delete_threads(connection, self._owner, [str(thread_id)])
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Delete the checkpoints that these runs wrote. Ids that are not UUIDs name no run."""
+        ids = [run_id for text in run_ids if (run_id := _uuid(text))]
+        async with self._transaction() as connection:
+            await checkpoint_maintenance.delete_for_runs(connection, self._owner, ids)
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copy all checkpoints of a thread to another thread of this owner, in their order."""
+        async with self._transaction() as connection:
+            await checkpoint_maintenance.copy_thread(
+                connection, self._owner, str(source_thread_id), str(target_thread_id)
+            )
+
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Keep the newest checkpoint per namespace (``keep_latest``) or none (``delete``). Where channels are stored as
+        differences, the ancestors of the newest one stay too."""
+        if strategy not in ("keep_latest", "delete"):
+            raise ValueError(f"Unknown prune strategy {strategy!r}: use keep_latest or delete.")
+        ids = [str(thread_id) for thread_id in thread_ids]
+        async with self._transaction() as connection:
+            if strategy == "delete":
+                await checkpoint_maintenance.delete_threads(connection, self._owner, ids)
+            else:
+                await checkpoint_maintenance.keep_latest(connection, self._owner, ids)
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[AsyncConnection[Any]]:
+        """A transaction under this saver's fence. Forgets what was known of the threads."""
+        self._known_empty.clear()
+        self._remembered.clear()
+        async with self._pool.connection() as connection, connection.transaction():
+            if self._fence:
+                cursor = await connection.execute(
+                    "select 1 from runs where tenant = %s and user_id = %s and run_id = %s and attempt = %s"
+                    " and status = 'running' for share",
+                    (*self._fence.key, self._fence.attempt),
+                )
+                if await cursor.fetchone() is None:
+                    raise Superseded("Another attempt, or the end of the run, came first.")
+            yield connection
+
+    # --- what is remembered ----------------------------------------------------------------------------------------
+
+    def _remember(self, thread_id: str, ns: str, checkpoint_id: str, channels: dict[str, _Stored]) -> None:
+        self._remembered.pop((thread_id, ns), None)
+        self._remembered[thread_id, ns] = _Remembered(checkpoint_id, channels)
+        if len(self._remembered) > _REMEMBERED_NAMESPACES:
+            del self._remembered[next(iter(self._remembered))]
+
+    def _written_if_known_empty(self, thread_id: str) -> set[str] | None:
+        """The namespaces that this saver, the only writer of the thread, has written to; None for any other thread."""
+        if None in self._known_empty:
+            self._known_empty[thread_id] = self._known_empty.pop(None)
+        return self._known_empty.get(thread_id)
+
+    # --- from other threads than the event loop's ------------------------------------------------------------------
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """``aget_tuple`` from a worker thread."""
+        return self._from_thread(self.aget_tuple(config))
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        """``alist`` from a worker thread."""
+        return iter(self._from_thread(_gather(self.alist(config, filter=filter, before=before, limit=limit))))
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """``aput`` from a worker thread."""
+        return self._from_thread(self.aput(config, checkpoint, metadata, new_versions))
+
+    def put_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """``aput_writes`` from a worker thread."""
+        self._from_thread(self.aput_writes(config, writes, task_id, task_path))
+
+    def delete_thread(self, thread_id: str) -> None:
+        """``adelete_thread`` from a worker thread."""
+        self._from_thread(self.adelete_thread(thread_id))
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """``adelete_for_runs`` from a worker thread."""
+        self._from_thread(self.adelete_for_runs(run_ids))
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """``acopy_thread`` from a worker thread."""
+        self._from_thread(self.acopy_thread(source_thread_id, target_thread_id))
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """``aprune`` from a worker thread."""
+        self._from_thread(self.aprune(thread_ids, strategy=strategy))
+
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """``aget_delta_channel_history`` from a worker thread."""
+        return self._from_thread(self.aget_delta_channel_history(config=config, channels=channels))
+
+    def _from_thread(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            on_loop = asyncio.get_running_loop() is self._writer.loop
+        except RuntimeError:
+            on_loop = False
+        if on_loop:
+            work.close()
+            raise SandfleetError(
+                "A synchronous call of the checkpointer on the event loop would block it for ever. Use the async form, for"
+                " example `await graph.aget_state(config)`, or make the node a plain function."
+            )
+        return asyncio.run_coroutine_threadsafe(work, self._writer.loop).result()
+
+
+def _config(thread_id: str, ns: str, checkpoint_id: str) -> RunnableConfig:
+    return {"configurable": {"thread_id": thread_id, "checkpoint_ns": ns, "checkpoint_id": checkpoint_id}}
+
+
+def _rows(columns: Sequence[Sequence[Any] | None]) -> Iterator[tuple[Any, ...]]:
+    """Rows from the parallel arrays of an aggregate; none from the nulls of an empty one."""
+    return zip(*(column or () for column in columns), strict=True)
+
+
+def _uuid(text: object) -> uuid.UUID | None:
+    try:
+        return uuid.UUID(str(text))
+    except ValueError:
+        return None
+
+
+async def _gather(found: AsyncIterator[CheckpointTuple]) -> Sequence[CheckpointTuple]:
+    return [each async for each in found]
