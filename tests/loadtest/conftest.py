@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from tests.loadtest.served import Served
 
 from sandfleet.loadtest.provider.server import Provider
+from tests.loadtest.served import Served
 
 
 @pytest.fixture

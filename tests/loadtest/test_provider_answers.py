@@ -5,6 +5,7 @@ import json
 import httpx
 import pytest
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
+
 from tests.loadtest.served import Served, script, texts
 from tests.waiting import eventually
 

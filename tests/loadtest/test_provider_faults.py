@@ -3,6 +3,7 @@
 import httpx
 import openai
 import pytest
+
 from tests.loadtest.served import Served, script, texts
 from tests.waiting import eventually
 

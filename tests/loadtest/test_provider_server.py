@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import httpx
+
 from tests.loadtest.served import Served
 
 
