@@ -34,8 +34,10 @@ class ClaimedRun:
     cancel_action: str | None
     claimed_at: datetime
     """The database's clock at the claim: the run's later times are this plus monotonic time."""
+    timeout_s: float
+    """The hard timeout, counted from the first start."""
     remaining_s: float
-    """What is left of the hard timeout."""
+    """What is left of it."""
     resumes: bool
     """An earlier attempt of this run has written a checkpoint: go on from it, not from the input."""
     head_checkpoint_id: str | None
@@ -49,7 +51,7 @@ async def claim(
     cursor = await connection.execute(
         """
         select r.tenant, r.user_id, r.run_id, r.attempt, r.thread_id, r.assistant_id, r.graph_id, r.kind, r.class, r.vtime,
-               r.kwargs, r.metadata, r.cancel_action, clock_timestamp(),
+               r.kwargs, r.metadata, r.cancel_action, clock_timestamp(), r.timeout_s,
                r.timeout_s - extract(epoch from clock_timestamp() - r.started_at)::double precision,
                r.attempt > 1 and exists (select 1 from checkpoints c where c.tenant = r.tenant and c.user_id = r.user_id
                                          and c.thread_id = r.thread_id::text and c.ns = '' and c.run_id = r.run_id),

@@ -1,0 +1,51 @@
+"""``python -m sandfleet.fleet.executor``: an executor process. SIGTERM or SIGINT drains it; it exits 0 after that."""
+
+import asyncio
+import os
+import signal
+import sys
+
+import orjson
+import uvloop
+from psycopg.types.json import set_json_loads
+
+from sandfleet.fleet.executor.control import Executor
+from sandfleet.fleet.graphs.loading import load_graphs
+from sandfleet.fleet.graphs.project import apply_environment, read_project
+from sandfleet.shared import logs
+from sandfleet.shared.errors import GraphLoadError, SandfleetError
+from sandfleet.shared.settings import settings
+
+_SWITCH_INTERVAL_S = 0.001
+"""How long the graphs' thread may keep the interpreter from the control loop; Python's default is 5 ms."""
+
+
+async def _serve() -> None:
+    configured = settings()
+    if configured.project is None:
+        raise GraphLoadError("Set SANDFLEET_PROJECT to the path of a langgraph.json.")
+    project = read_project(configured.project)
+    apply_environment(project)
+    executor = Executor(configured, load_graphs(project))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, executor.drain)
+    await executor.run()
+
+
+def main() -> None:
+    """Run the executor."""
+    logs.configure("executor", settings().log_level)
+    set_json_loads(orjson.loads)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    try:
+        uvloop.run(_serve())
+    except SandfleetError as error:
+        sys.exit(f"{error.code}: {error.message}")
+    # A graph may have left threads that never end (a blocking node): everything of ours is closed by now.
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,353 @@
+"""One run, from its claim to its end: the graph is streamed, every event and state is kept, one transaction ends it."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, TypeVar, cast
+
+import psycopg
+from langchain_core.runnables import RunnableConfig
+from langgraph.pregel import Pregel
+from langgraph.types import StateSnapshot
+from psycopg_pool import PoolTimeout
+from sandfleet.fleet.executor.snapshots import interrupts_by_task, payload_rows, state_rows
+from sandfleet.fleet.sandbox.client import SandboxClient
+from sandfleet.fleet.sandbox.run_sandbox import RunSandbox, current_sandbox
+
+from sandfleet.fleet.executor.fenced_writer import FencedWriter
+from sandfleet.fleet.executor.lease import Lease
+from sandfleet.fleet.executor.message_events import MessageEvents
+from sandfleet.fleet.executor.publisher import Publisher, RunStream
+from sandfleet.fleet.executor.run_request import (
+    build_config,
+    build_input,
+    durability,
+    graph_modes,
+    head_config,
+)
+from sandfleet.fleet.executor.saver import FencedSaver
+from sandfleet.fleet.executor.watch_calls import CallWatch
+from sandfleet.fleet.graphs.loading import Graph
+from sandfleet.shared.db.pool import Pool
+from sandfleet.shared.errors import SandfleetError, Superseded
+from sandfleet.shared.json_text import to_json
+from sandfleet.shared.sandbox_token import sign
+from sandfleet.shared.settings import Settings
+from sandfleet.shared.store.claims import ClaimedRun, Ending, at, finish
+from sandfleet.shared.store.ready import ReadyRuns
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_UNJOURNALLED = ("values", "messages", "checkpoints", "debug")
+_FINISH_PAUSE_S = 0.5
+
+
+class Stop(Enum):
+    """Why the executor stops a run."""
+
+    INTERRUPT = "interrupt"
+    ROLLBACK = "rollback"
+    TIMEOUT = "timeout"
+    SUPERSEDED = "superseded"
+    HAND_OVER = "hand_over"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How the work on a run ended here. ``hand_over``: it is still ours and must be given back as ready."""
+
+    ready: ReadyRuns
+    hand_over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What all runs of an executor share, on the event loop of the graphs."""
+
+    settings: Settings
+    graphs: dict[str, Graph]
+    pool: Pool
+    writer: FencedWriter
+    publisher: Publisher
+    sandboxes: SandboxClient
+
+
+class Execution:
+    """The execution of one claimed run. Lives on the event loop of the graphs."""
+
+    def __init__(self, run: ClaimedRun, lease: Lease, services: Services) -> None:
+        self.run = run
+        self.lease = lease
+        self._services = services
+        self._stop: Stop | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._base = time.monotonic()  # the moment that run.claimed_at names on the database's clock
+        self._prepared: float | None = None
+        self._watch = CallWatch(lease)
+        self._requested: list[str] = run.kwargs.get("stream_mode") or ["values"]
+        self._messages = MessageEvents(
+            pairs="messages-tuple" in self._requested, accumulated="messages" in self._requested
+        )
+        self._saver = FencedSaver(
+            services.writer,
+            services.pool,
+            run.fence.key.owner,
+            run.fence,
+            head_known_empty=run.head_checkpoint_id is None,
+        )
+        self._head_id = run.head_checkpoint_id
+        self._head_next: Sequence[str] | None = None
+
+    def stop(self, reason: Stop) -> None:
+        """Break the run off. The first reason stands, but losing the lease overrides it."""
+        if self._stop is None or reason is Stop.SUPERSEDED:
+            self._stop = reason
+        if self._task is not None:
+            self._task.cancel()
+
+    async def execute(self) -> Ended:
+        """Run the graph and end the run. Never raises for what a graph or a client did."""
+        self._task = asyncio.current_task()
+        run = self.run
+        stream = self._services.publisher.open(run.fence, self._head_id)
+        sandbox = RunSandbox(run.fence, self._sandbox_token, self._services.sandboxes)
+        current_sandbox.set(sandbox)
+        timer = asyncio.get_running_loop().call_later(max(run.remaining_s, 0), self.stop, Stop.TIMEOUT)
+        try:
+            if run.cancel_action:
+                self._stop = Stop(run.cancel_action)
+            elif run.remaining_s <= 0:
+                self._stop = Stop.TIMEOUT
+            ending = await self._ending(stream) if self._stop is None else self._broken_off()
+            if ending is None:
+                return Ended({}, hand_over=self._stop is Stop.HAND_OVER)
+            ready = await _undisturbed(self._finish(stream, ending))
+            if ready is None:
+                return Ended({})
+            await sandbox.close()
+            return Ended(ready)
+        finally:
+            timer.cancel()
+            self._services.publisher.close(stream)
+
+    async def _ending(self, stream: RunStream) -> Ending | None:
+        """Run the graph; returns how the run ends, or None when it does not end here."""
+        run = self.run
+        try:
+            graph = self._services.graphs.get(run.graph_id)
+            if graph is None:
+                return self._failed(
+                    "GraphNotFound", f"This executor does not serve the graph {run.graph_id!r}."
+                )
+            config = build_config(run, self._saver, [self._watch])
+            async with graph.open(config) as compiled:
+                if run.kind == "update_state":
+                    return await self._update_state(compiled, config)
+                self._prepared = time.monotonic()
+                try:
+                    await self._stream(compiled, config, stream)
+                except Exception as error:
+                    if self._stop is None and not isinstance(error, SandfleetError):
+                        with suppress(
+                            Exception
+                        ):  # the state is a courtesy here; the graph's error is what counts
+                            await self._head_state(compiled)
+                    raise
+                return await self._succeeded(compiled)
+        except Superseded:
+            self._stop = Stop.SUPERSEDED
+            return None
+        except SandfleetError as error:
+            if self._stop is not None:
+                return self._broken_off()
+            # What we owe the graph failed, not the graph. The lease runs out, which counts as a death, and another
+            # attempt goes on from the newest checkpoint.
+            _log.warning("run given up by this attempt: %s", error.code, extra=self._ids())
+            return None
+        except (asyncio.CancelledError, SystemExit, KeyboardInterrupt, Exception) as error:
+            if self._stop is not None:
+                return self._broken_off()
+            return self._failed(type(error).__name__, str(error))
+
+    async def _stream(
+        self, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, stream: RunStream
+    ) -> None:
+        run = self.run
+        kept = durability(run) != "exit"
+        modes = graph_modes(self._requested)
+        nested: bool = run.kwargs.get("stream_subgraphs") or False
+        events = graph.astream(
+            build_input(run),
+            config,
+            context=run.kwargs.get("context"),
+            stream_mode=cast(Any, list(modes | {"checkpoints"} if kept else modes)),
+            interrupt_before=run.kwargs.get("interrupt_before") or None,
+            interrupt_after=run.kwargs.get("interrupt_after") or None,
+            durability=durability(run),
+            subgraphs=True,
+        )
+        async for namespace, mode, payload in cast(Any, events):
+            if mode == "checkpoints" and kept:
+                self._keep_snapshot(namespace, payload)
+            if mode not in modes or (namespace and not nested):
+                continue
+            suffix = "".join(f"|{part}" for part in namespace)
+            if mode == "messages":
+                message, metadata = payload
+                for name, data in self._messages.events(message, metadata, suffix):
+                    stream.emit(name, to_json(data), journalled=False)
+            else:
+                stream.emit(mode + suffix, to_json(payload), journalled=mode not in _UNJOURNALLED)
+
+    def _keep_snapshot(self, namespace: tuple[str, ...], payload: dict[str, Any]) -> None:
+        if not namespace:
+            self._head_id = payload["config"]["configurable"]["checkpoint_id"]
+            self._head_next = payload["next"]
+        rows = payload_rows(str(self.run.thread_id), self.run.fence.key.run_id, payload)
+        self._services.writer.submit(self.run.fence, rows).add_done_callback(_retrieve)
+
+    async def _succeeded(self, graph: Pregel[Any, Any, Any, Any]) -> Ending:
+        """The graph has returned. If something is left to do, it was interrupted."""
+        interrupts: dict[str, Any] = {}
+        if self._head_next is None or self._head_next:
+            state = await self._head_state(graph)
+            interrupts = interrupts_by_task(state)
+            self._head_next = state.next
+        return self._ended(
+            "success",
+            thread_status="interrupted" if self._head_next else "idle",
+            interrupts=interrupts,
+            output={"checkpoint_id": self._head_id, "interrupts": interrupts},
+        )
+
+    async def _head_state(self, graph: Pregel[Any, Any, Any, Any]) -> StateSnapshot:
+        """Read the newest state, which says what interrupted the graph, and keep it as a snapshot."""
+        state = await graph.aget_state(head_config(self.run, self._saver))
+        self._head_id = state.config.get("configurable", {}).get("checkpoint_id")
+        if self._head_id is not None:
+            rows = state_rows(str(self.run.thread_id), self.run.fence.key.run_id, state)
+            await self._services.writer.write(self.run.fence, rows)
+        return state
+
+    async def _update_state(self, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig) -> Ending:
+        kwargs = self.run.kwargs
+        updated = await graph.aupdate_state(config, kwargs.get("values"), as_node=kwargs.get("as_node"))
+        state = await self._head_state(graph)
+        checkpoint = {
+            "thread_id": str(self.run.thread_id),
+            "checkpoint_ns": updated["configurable"].get("checkpoint_ns", ""),
+            "checkpoint_id": updated["configurable"]["checkpoint_id"],
+        }
+        return self._ended(
+            "success",
+            thread_status="interrupted" if state.next else "idle",
+            interrupts=interrupts_by_task(state),
+            output={
+                "checkpoint": checkpoint,
+                "configurable": checkpoint,
+                "checkpoint_id": checkpoint["checkpoint_id"],
+            },
+        )
+
+    def _broken_off(self) -> Ending | None:
+        """How a run ends that the executor stopped; None when it goes on elsewhere."""
+        if self._stop in (Stop.SUPERSEDED, Stop.HAND_OVER):
+            return None
+        if self._stop is Stop.TIMEOUT:
+            return self._failed(
+                "RunTimeout", f"The run exceeded its limit of {self.run.timeout_s:g} s.", status="timeout"
+            )
+        rollback = self._stop is Stop.ROLLBACK
+        return self._ended(
+            "interrupted",
+            thread_status=None if rollback else "interrupted",
+            output={"checkpoint_id": self._head_id, "interrupts": {}},
+            rollback=rollback,
+        )
+
+    def _failed(self, error: str, message: str, status: str = "error") -> Ending:
+        return self._ended(
+            status,
+            error={"error": error, "message": message},
+            thread_status="error",
+            output={"checkpoint_id": self._head_id, "interrupts": {}},
+        )
+
+    def _ended(
+        self,
+        status: str,
+        *,
+        thread_status: str | None,
+        output: Any,
+        error: Any = None,
+        interrupts: Any = None,
+        rollback: bool = False,
+    ) -> Ending:
+        def moment(monotonic: float | None) -> Any:
+            return at(self.run.claimed_at, None if monotonic is None else monotonic - self._base)
+
+        partial = self._messages.partial() if status != "success" else None
+        return Ending(
+            status=cast(Any, status),
+            events="",
+            error=to_json(error).decode() if error is not None else None,
+            output=to_json(output).decode(),
+            partial=to_json(partial).decode() if partial else None,
+            thread_status=thread_status,
+            interrupts=to_json(interrupts or {}).decode(),
+            rollback=rollback,
+            prepared_at=moment(self._prepared),
+            first_model_request_at=moment(self._watch.first_model_request),
+            first_output_at=moment(self._watch.first_output),
+        )
+
+    async def _finish(self, stream: RunStream, ending: Ending) -> ReadyRuns | None:
+        """The terminal transaction, tried until PostgreSQL answers. None: another attempt, or the run's end, came first."""
+        await stream.drain()
+        names = [("error", ending.error)] if ending.error is not None else []
+        names.append(("end", "null"))
+        first = stream.reserve(len(names))
+        events = [(first + i, name, data) for i, (name, data) in enumerate(names)]
+        ending = replace(ending, events=to_json(events).decode())
+        while True:
+            try:
+                async with self._services.pool.connection() as connection:
+                    mine, ready = await finish(connection, self.run.fence, ending)
+                break
+            except (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout):
+                if self.lease.superseded:
+                    return None
+                await asyncio.sleep(_FINISH_PAUSE_S)
+        if not mine:
+            return None
+        stream.append_committed([(seq, name, data.encode()) for seq, name, data in events])
+        return ready
+
+    def _sandbox_token(self) -> str:
+        """A token that holds no longer than the lease, on the database's clock."""
+        expires_at = self.run.claimed_at.timestamp() + (self.lease.deadline - self._base)
+        return sign(self._services.settings.host_secret, self.run.fence, expires_at)
+
+    def _ids(self) -> dict[str, str]:
+        return {"run_id": str(self.run.fence.key.run_id), "tenant": self.run.fence.key.tenant}
+
+
+async def _undisturbed(work: Coroutine[Any, Any, T]) -> T:
+    """Await ``work`` to its end, whatever cancels the caller meanwhile: there is nothing left to break off."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.shield(task)
+    return task.result()
+
+
+def _retrieve(written: "asyncio.Future[None]") -> None:
+    """Take note of a refused write, so that it is no unhandled error: the next checkpoint will be refused as well."""
+    if not written.cancelled():
+        written.exception()

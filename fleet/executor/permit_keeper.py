@@ -1,0 +1,96 @@
+"""Holding permits for running runs: received, kept invisible, and deleted as runs end.
+
+A permit does not belong to one run: as many are held as runs are executed here. One that finds no run is surplus.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sandfleet.shared.permits import Permits
+
+_log = logging.getLogger(__name__)
+_PAUSE_AFTER_ERROR_S = 1.0
+_GATHER_S = 0.05  # deletes wait this long for others to share a call
+_REPLACE_AFTER_S = 11 * 3600.0  # SQS ends a receipt 12 hours after it was received, whatever extends it
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    handle: str
+    received: float = field(default_factory=time.monotonic)
+
+
+class PermitKeeper:
+    """The permits of one executor. Lives on the control loop."""
+
+    def __init__(
+        self,
+        permits: Permits,
+        pool: str,
+        *,
+        slots: int,
+        long_poll_s: int,
+        visibility_s: int,
+        busy: Callable[[], int],
+        on_poll: Callable[[], None],
+    ) -> None:
+        self._permits = permits
+        self._pool = pool
+        self._slots = slots
+        self._long_poll_s = long_poll_s
+        self._visibility_s = visibility_s
+        self._busy = busy
+        self._on_poll = on_poll
+        self._held: list[_Held] = []
+        self._room = asyncio.Event()
+
+    async def receive(self) -> None:
+        """Long-poll for permits for ever, while fewer are held than there are slots. Each poll that ends, with or
+        without permits, calls ``on_poll``: with every message lost, a ready run waits one poll at most."""
+        while True:
+            wanted = self._slots - len(self._held)
+            if wanted <= 0:
+                self._room.clear()
+                await self._room.wait()
+                continue
+            try:
+                handles = await self._permits.receive(
+                    self._pool, wanted, self._long_poll_s, self._visibility_s
+                )
+            except Exception as error:
+                _log.warning("receiving permits failed: %s", type(error).__name__)
+                await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
+                handles = []
+            self._held += [_Held(handle) for handle in handles]
+            self._on_poll()
+
+    async def extend(self) -> None:
+        """Keep held permits invisible, well before they would come back; replace those whose receipt ends soon."""
+        while True:
+            await asyncio.sleep(self._visibility_s / 3)
+            old = [p for p in self._held if time.monotonic() - p.received > _REPLACE_AFTER_S]
+            self._held = [p for p in self._held if p not in old]
+            try:
+                if old:
+                    await self._permits.send(self._pool, len(old))
+                    await self._permits.delete(self._pool, [p.handle for p in old])
+                if self._held:
+                    await self._permits.extend(self._pool, [p.handle for p in self._held], self._visibility_s)
+            except Exception as error:
+                _log.warning("extending permits failed: %s", type(error).__name__)
+
+    async def settle(self) -> None:
+        """Delete the permits that no running run stands for, in batches."""
+        await asyncio.sleep(_GATHER_S)
+        surplus = len(self._held) - self._busy()
+        if surplus <= 0:
+            return
+        gone, self._held = self._held[:surplus], self._held[surplus:]
+        self._room.set()
+        try:
+            await self._permits.delete(self._pool, [p.handle for p in gone])
+        except Exception as error:  # they come back and are found to be surplus
+            _log.warning("deleting permits failed: %s", type(error).__name__)

@@ -1,0 +1,49 @@
+"""Telling the API what this executor serves: graphs, their assistants, and that it is alive."""
+
+from typing import Any
+
+import orjson
+from psycopg import AsyncConnection
+
+from sandfleet.fleet.graphs.description import drawings, schemas
+from sandfleet.fleet.graphs.loading import Graph
+from sandfleet.shared.ids import graph_assistant_id
+
+Connection = AsyncConnection[Any]
+
+
+async def register_graphs(connection: Connection, pool: str, graphs: dict[str, Graph]) -> None:
+    """Store each graph's description and make the assistant that every graph has from the start."""
+    for graph_id, graph in graphs.items():
+        async with graph.open({"configurable": {}}) as compiled:
+            described = orjson.dumps(schemas(compiled), default=str).decode()
+            drawn = orjson.dumps(await drawings(compiled), default=str).decode()
+        async with connection.transaction():
+            await connection.execute(
+                """insert into graphs (graph_id, pool, schemas, drawings) values (%s, %s, %s::json, %s::json)
+                   on conflict (graph_id) do update set pool = excluded.pool, schemas = excluded.schemas,
+                     drawings = excluded.drawings, registered_at = clock_timestamp()""",
+                (graph_id, pool, described, drawn),
+            )
+            await connection.execute(
+                """insert into assistants (tenant, user_id, assistant_id, graph_id, name, metadata)
+                   values ('', '', %s, %s, %s, '{"created_by": "system"}') on conflict do nothing""",
+                (graph_assistant_id(graph_id), graph_id, graph_id),
+            )
+
+
+async def heartbeat(connection: Connection, executor_id: str, pool: str, slots: int, busy: int) -> None:
+    """Say that this executor is alive and how full it is, on the database's clock."""
+    await connection.execute(
+        """insert into executors (executor_id, pool, slots, busy) values (%s, %s, %s, %s)
+           on conflict (executor_id) do update set busy = excluded.busy, heartbeat_at = clock_timestamp()""",
+        (executor_id, pool, slots, busy),
+    )
+
+
+async def sign_off(connection: Connection, executor_id: str) -> None:
+    """Forget this executor, and those that have been silent for an hour."""
+    await connection.execute(
+        "delete from executors where executor_id = %s or heartbeat_at < clock_timestamp() - interval '1 hour'",
+        (executor_id,),
+    )

@@ -1,0 +1,70 @@
+"""A LangGraph project: the ``langgraph.json`` that the LangGraph CLI reads, with the keys that matter at run time."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import orjson
+from dotenv import dotenv_values
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from sandfleet.shared.errors import GraphLoadError
+
+
+class Project(BaseModel):
+    """The parsed file. Keys that only concern image building (``dockerfile_lines``, …) are accepted and unused here."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    root: Path = Path()
+    """The folder of the file; all paths in it are relative to this."""
+    graphs: dict[str, str] = Field(min_length=1)
+    """Graph id → ``./path/file.py:name`` or ``package.module:name``."""
+    dependencies: list[str] = Field(default_factory=list)
+    """Local folders (``.``, ``./lib``), put on the import path, and names of installed packages."""
+    env: str | dict[str, str] = Field(default_factory=dict)
+    """A dotenv file's path, or the variables themselves."""
+
+    @field_validator("graphs", mode="before")
+    @classmethod
+    def _path_of_each(cls, graphs: Any) -> Any:
+        if not isinstance(graphs, dict):
+            return graphs
+        return {k: v["path"] if isinstance(v, dict) and "path" in v else v for k, v in graphs.items()}
+
+    def import_roots(self) -> list[Path]:
+        """Folders that the graphs import from, the project's own last."""
+        local = [(self.root / d).resolve() for d in self.dependencies if d.startswith(".")]
+        return [*local, self.root.resolve()]
+
+    def environment(self) -> dict[str, str]:
+        """Variables that the project asks for. Raises GraphLoadError when its file is missing."""
+        if isinstance(self.env, dict):
+            return self.env
+        path = self.root / self.env
+        if not path.is_file():
+            raise GraphLoadError(
+                f"langgraph.json names env {self.env!r}, but there is no such file. Create {path}."
+            )
+        return {k: v for k, v in dotenv_values(path).items() if v is not None}
+
+
+def read_project(path: Path) -> Project:
+    """Read a ``langgraph.json``. Raises GraphLoadError that says what is wrong with it."""
+    try:
+        data = orjson.loads(path.read_bytes())
+        return Project.model_validate({**data, "root": path.parent})
+    except FileNotFoundError as error:
+        raise GraphLoadError(
+            f"There is no {path}. Point SANDFLEET_PROJECT at your langgraph.json."
+        ) from error
+    except orjson.JSONDecodeError as error:
+        raise GraphLoadError(f"{path} is not JSON: {error}") from error
+    except (ValidationError, TypeError) as error:
+        raise GraphLoadError(f"{path} is not a langgraph.json: {error}") from error
+
+
+def apply_environment(project: Project) -> None:
+    """Set the project's variables; those that are set already win, as with a shell's own."""
+    for name, value in project.environment().items():
+        os.environ.setdefault(name, value)
