@@ -113,6 +113,15 @@ def runs(
     terminal.run(command.runs(root, limit))
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench(context: typer.Context, root: Root = ROOT) -> None:
+    """Measure a new stack beside the baseline; options are those of `python -m sandfleet.loadtest.bench`."""
+    from sandfleet.localstack import terminal
+    from sandfleet.localstack.commands import bench as command
+
+    terminal.run(command.bench(root, EXAMPLES, context.args))
+
+
 @app.command()
 def doctor(root: Root = ROOT) -> None:
     """Check each dependency and say what to do."""
