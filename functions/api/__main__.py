@@ -1,0 +1,58 @@
+"""The API as a process of its own: ``python -m sandfleet.functions.api``."""
+
+import logging
+from types import FrameType
+
+import uvicorn
+
+from sandfleet.functions.api.app import create_app
+from sandfleet.functions.api.resources import Resources
+from sandfleet.shared import logs
+from sandfleet.shared.settings import settings
+
+_DRAIN_S = 10  # for requests that are about to be answered; streams close at once
+
+
+class _Server(uvicorn.Server):
+    """Lets streams go when the process is told to stop, so that their clients come back to another one."""
+
+    def __init__(self, config: uvicorn.Config, resources: Resources) -> None:
+        super().__init__(config)
+        self._resources = resources
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._resources.closing.set()
+        super().handle_exit(sig, frame)
+
+
+class _CutsAreMeant(logging.Filter):
+    """A waiting response that breaks off is no error: it sends its client to ``Location``."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.getMessage() != "ASGI callable returned without completing response."
+
+
+def main() -> None:
+    """Serve until SIGTERM or SIGINT."""
+    configured = settings()
+    logs.configure("api", configured.log_level)
+    app = create_app(configured)
+    config = uvicorn.Config(
+        app,
+        host=configured.api_host,
+        port=configured.api_port,
+        loop="uvloop",
+        http="httptools",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        timeout_graceful_shutdown=_DRAIN_S,
+        timeout_keep_alive=75,  # above the usual 60 s of load balancers, which must be the first to close
+    )
+    logging.getLogger("uvicorn.error").addFilter(_CutsAreMeant())
+    _Server(config, app.state.resources).run()
+
+
+if __name__ == "__main__":
+    main()

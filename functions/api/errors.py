@@ -1,0 +1,75 @@
+"""How exceptions become answers: one handler per kind, always ``{"detail": "<string>", "code": …}``."""
+
+import logging
+
+import psycopg
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from psycopg_pool import PoolTimeout
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from sandfleet.functions.api.responses import error_response, json_response
+from sandfleet.shared.errors import InvalidRequest, SandfleetError, Unavailable
+
+_log = logging.getLogger(__name__)
+_SHOWN = 3  # problems of one body that are named
+
+
+def invalid(error: ValidationError | RequestValidationError) -> InvalidRequest:
+    """The 422 for a schema violation. It names the fields and never repeats their values."""
+    problems = error.errors()
+    named = [
+        f"{'.'.join(str(part) for part in p['loc']) or 'body'}: {p['msg'].removeprefix('Value error, ')}"
+        for p in problems[:_SHOWN]
+    ]
+    if len(problems) > _SHOWN:
+        named.append(f"and {len(problems) - _SHOWN} more")
+    return InvalidRequest("; ".join(named))
+
+
+async def _ours(_: Request, error: Exception) -> Response:
+    assert isinstance(error, SandfleetError)
+    if error.status >= 500:
+        _log.warning("%s: %s", error.code, error.message)
+    return error_response(error)
+
+
+async def _schema(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ValidationError | RequestValidationError)
+    return error_response(invalid(error))
+
+
+async def _http(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+    return json_response({"detail": str(error.detail), "code": code}, error.status_code, error.headers)
+
+
+async def _database_away(_: Request, error: Exception) -> Response:
+    _log.warning("database does not answer: %s", type(error).__name__)
+    return error_response(
+        Unavailable("The database does not answer. Try again in a moment.", retry_after_s=1)
+    )
+
+
+async def _gone(_: Request, __: Exception) -> Response:
+    return Response(status_code=499)  # nobody is there to read it
+
+
+async def _unexpected(_: Request, error: Exception) -> Response:
+    return json_response({"detail": "Internal error.", "code": "internal"}, 500)
+
+
+def install(app: FastAPI) -> None:
+    """Register all handlers."""
+    app.add_exception_handler(SandfleetError, _ours)
+    app.add_exception_handler(ValidationError, _schema)
+    app.add_exception_handler(RequestValidationError, _schema)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(psycopg.OperationalError, _database_away)
+    app.add_exception_handler(PoolTimeout, _database_away)
+    app.add_exception_handler(ClientDisconnect, _gone)
+    app.add_exception_handler(Exception, _unexpected)

@@ -1,0 +1,102 @@
+"""What handlers read from a request: who asks, the resources of the process, and a bounded, validated JSON body."""
+
+from typing import Any, TypeVar
+from uuid import UUID
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+
+from sandfleet.functions.api.errors import invalid
+from sandfleet.functions.api.resources import Resources
+from sandfleet.shared.errors import BodyTooLarge, InvalidRequest
+from sandfleet.shared.ids import Owner
+from sandfleet.shared.json_text import parse_json
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def caller(request: Request) -> Owner:
+    """Who asks; the authentication has put it there."""
+    owner: Owner = request.scope["state"]["owner"]
+    return owner
+
+
+def resources(request: Request) -> Resources:
+    """The connections and tasks of this process."""
+    found: Resources = request.app.state.resources
+    return found
+
+
+async def read_body(request: Request) -> bytes:
+    """The whole body. Raises BodyTooLarge while reading, whether or not the length was announced."""
+    limit = resources(request).settings.max_body_bytes
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > limit:
+        raise _too_large(limit)
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise _too_large(limit)
+        chunks.append(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _too_large(limit: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The body is larger than {limit} bytes. Send less, or store large data elsewhere.")
+
+
+def parse(request: Request, body: bytes) -> Any:
+    """The JSON value of a body; an empty body is an empty object."""
+    return parse_json(body or b"{}", resources(request).settings.max_json_depth)
+
+
+def validate(model: type[M], value: Any) -> M:
+    """The value as a model. Raises InvalidRequest that names the fields that are wrong."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise invalid(error) from None
+
+
+async def read(request: Request, model: type[M]) -> M:
+    """The body as a model."""
+    return validate(model, parse(request, await read_body(request)))
+
+
+def parse_id(text: str, name: str) -> UUID:
+    """A UUID of the path or the query. Raises InvalidRequest that names it."""
+    try:
+        return UUID(text)
+    except ValueError:
+        raise InvalidRequest(f"{name}: not a UUID") from None
+
+
+def query_bool(request: Request, name: str) -> bool:
+    """A boolean of the query, absent or empty meaning false."""
+    text = request.query_params.get(name, "").lower()
+    if text in ("", "0", "false"):
+        return False
+    if text in ("1", "true"):
+        return True
+    raise InvalidRequest(f"{name}: use true or false")
+
+
+def query_int(request: Request, name: str, default: int, low: int, high: int) -> int:
+    """An integer of the query within bounds."""
+    text = request.query_params.get(name, "")
+    if not text:
+        return default
+    try:
+        number = int(text) if len(text) < 12 else high + 1
+    except ValueError:
+        raise InvalidRequest(f"{name}: not an integer") from None
+    if not low <= number <= high:
+        raise InvalidRequest(f"{name}: must be {low} to {high}")
+    return number
+
+
+def query_list(request: Request, name: str) -> list[str]:
+    """All values of a repeated query parameter, empty ones left out."""
+    return [value for value in request.query_params.getlist(name) if value]

@@ -1,0 +1,93 @@
+"""What one API process holds: connections, the streams' hub, the waker, and its background tasks."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+from uuid import UUID
+
+from redis.asyncio import Redis
+
+from sandfleet.functions.api.known_assistants import KnownAssistants
+from sandfleet.shared.cancel_keys import set_cancel
+from sandfleet.shared.db.pool import open_pool
+from sandfleet.shared.permits import Permits
+from sandfleet.shared.settings import Settings
+from sandfleet.shared.streams.hub import Hub
+from sandfleet.shared.waker import Waker
+
+_log = logging.getLogger(__name__)
+
+
+class Resources:
+    """Opened once per event loop: at start under a server, at the first request on a Lambda.
+
+    ``buffered`` says that responses reach the client only when they are complete, as on a Lambda, which is also frozen
+    between requests: then nothing may be left to do in the background when a response ends (``settle``).
+    """
+
+    def __init__(self, settings: Settings, *, buffered: bool = False) -> None:
+        self.settings = settings
+        self.buffered = buffered
+        # RDS Proxy, which Lambdas connect through, pins sessions that prepare statements.
+        self.pool = open_pool(
+            settings.database_url, settings.api_pool_size, prepare=not buffered, name="sandfleet-api"
+        )
+        self.permits = Permits(settings)
+        self.known_assistants = KnownAssistants(self.pool)
+        self.closing = asyncio.Event()
+        """Set when the process is about to stop: streams close so that their clients come back elsewhere."""
+        self._opening = asyncio.Lock()
+        self._is_open = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Open everything; later calls do nothing. Servers that do not answer yet are found when they are needed."""
+        if self._is_open:
+            return
+        async with self._opening:
+            if self._is_open:
+                return
+            self.redis = Redis.from_url(
+                self.settings.redis_url, socket_timeout=1.0, socket_connect_timeout=1.0, max_connections=4
+            )
+            self.waker = Waker(self.redis, self.permits)
+            self.hub = Hub(self.settings.redis_url, self.pool)
+            await self.pool.open()
+            self.hub.start()
+            self._is_open = True
+
+    async def aclose(self) -> None:
+        """Finish what must not be lost and close all connections."""
+        if not self._is_open:
+            return
+        await self.waker.flush()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.hub.aclose()
+        await self.redis.aclose()
+        await self.permits.aclose()
+        await self.pool.close()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something beside the requests; it is cancelled when the process ends."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def settle(self) -> None:
+        """Wait until nothing is left to do in the background."""
+        await self.waker.flush()
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def signal_cancel(self, run_id: UUID, action: str) -> None:
+        """Tell the executor of a run that its end was asked for. It may be lost: the request itself is in PostgreSQL."""
+        self.spawn(self._signal_cancel(run_id, action))
+
+    async def _signal_cancel(self, run_id: UUID, action: str) -> None:
+        try:
+            await set_cancel(self.redis, run_id, action)
+        except Exception as error:
+            _log.warning("cancel not signalled: %s", type(error).__name__)

@@ -1,0 +1,217 @@
+"""From a request to an accepted run: the assistant's and the caller's settings merged, one transaction, executors woken."""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import orjson
+from psycopg import AsyncConnection
+from starlette.requests import Request
+
+from sandfleet.functions.api.requests import caller, resources
+from sandfleet.functions.api.run_body import RunBody
+from sandfleet.functions.api.run_view import run_view, run_view_of
+from sandfleet.shared.errors import BadRequest, Conflict, InvalidRequest, NotFound
+from sandfleet.shared.ids import Owner, RunKey, new_id
+from sandfleet.shared.json_text import to_json
+from sandfleet.shared.store import runs
+from sandfleet.shared.store.assistants import Runnable
+from sandfleet.shared.store.submission import Accepted, Submission, submit, submit_on
+
+_KEY = re.compile(r"[\x21-\x7e]{1,255}", re.ASCII)
+
+# What only the server says about a run; a caller's values for these are replaced.
+_RESERVED = (
+    "thread_id",
+    "run_id",
+    "assistant_id",
+    "graph_id",
+    "user_id",
+    "checkpoint_id",
+    "checkpoint_ns",
+    "checkpoint_map",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A run that is ready to be submitted. ``kwargs`` is what the executor gets, ``interactive`` that somebody waits."""
+
+    submission: Submission
+    kwargs: dict[str, Any]
+    cancels_on_disconnect: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """A run that was accepted, now or by an earlier request with the same Idempotency-Key."""
+
+    run_id: UUID
+    thread_id: UUID
+    plan: Plan
+    accepted: Accepted
+
+
+def idempotency(request: Request, body: bytes) -> tuple[str | None, bytes | None]:
+    """The Idempotency-Key of a request, and the hash of what the key stands for: path and body."""
+    key = request.headers.get("idempotency-key")
+    if key is None:
+        return None, None
+    if not _KEY.fullmatch(key):
+        raise InvalidRequest("Idempotency-Key: use 1 to 255 visible ASCII characters")
+    digest = hashlib.sha256(request.url.path.encode())
+    digest.update(b"\0")
+    digest.update(body)
+    return key, digest.digest()
+
+
+async def plan(
+    request: Request, thread_id: UUID | None, body: RunBody, run_class: int, raw: bytes | None = None
+) -> Plan:
+    """Work out what to submit. ``thread_id`` None means a stateless run, on a hidden thread of its own; ``raw`` is the
+    request's body when it may carry an Idempotency-Key.
+
+    Raises NotFound, InvalidRequest and BadRequest as the dialect has them.
+    """
+    owner = caller(request)
+    found = resources(request)
+    assistant = await found.known_assistants.find(owner, body.assistant_id)
+    stateless = thread_id is None
+    if not stateless and "on_completion" in body.model_fields_set and body.on_completion == "delete":
+        raise InvalidRequest("on_completion: 'delete' is for stateless runs; delete the thread yourself")
+    key = RunKey(owner.tenant, owner.user_id, new_id())
+    thread = thread_id or new_id()
+    temporary = stateless and body.on_completion == "delete"
+    config, context = _merged(assistant, body)
+    checkpoint = _checkpoint(body, thread)
+    config["configurable"] |= {
+        "thread_id": str(thread),
+        "run_id": str(key.run_id),
+        "assistant_id": str(assistant.assistant_id),
+        "graph_id": assistant.graph_id,
+        "user_id": owner.user_id,
+    }
+    kwargs = {
+        "on_disconnect": body.on_disconnect,  # first: see runs.CANCELS_ON_DISCONNECT
+        "input": body.input,
+        "command": body.command.given() if body.command else None,
+        "config": config,
+        "context": context,
+        "stream_mode": body.stream_modes(),
+        "stream_subgraphs": body.stream_subgraphs,
+        "interrupt_before": body.interrupt_before or None,
+        "interrupt_after": body.interrupt_after or None,
+        "checkpoint": checkpoint,
+        "durability": body.durability if body.checkpoint_during else "exit",
+        "checkpoint_during": body.checkpoint_during,
+        "resumable": body.stream_resumable,
+        "temporary": temporary,
+    }
+    metadata = {
+        "graph_id": assistant.graph_id,
+        "assistant_id": str(assistant.assistant_id),
+        **body.config.metadata,
+        **body.metadata,
+    }
+    idempotency_key, request_hash = (None, None) if raw is None else idempotency(request, raw)
+    submission = Submission(
+        key=key,
+        thread_id=thread,
+        assistant_id=assistant.assistant_id,
+        graph_id=assistant.graph_id,
+        pool=assistant.pool,
+        kwargs=to_json(kwargs).decode(),
+        base_metadata=assistant.metadata,
+        metadata=to_json(metadata).decode(),
+        run_class=run_class,
+        strategy=body.multitask_strategy,
+        create_thread=stateless or body.if_not_exists == "create",
+        temporary=temporary,
+        delay_s=body.after_seconds,
+        timeout_s=found.settings.run_timeout_s,
+        idempotency_key=idempotency_key,
+        request_hash=request_hash,
+    )
+    return Plan(submission, kwargs, body.on_disconnect == "cancel")
+
+
+def _merged(assistant: Runnable, body: RunBody) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Config and context: the assistant's, and the run's over it. ``configurable`` and ``context`` mirror each other."""
+    given = body.config.given()
+    configurable = given.pop("configurable", {})
+    if configurable and body.context:
+        raise BadRequest("Give config.configurable or context, not both: they mirror each other.")
+    base = orjson.loads(assistant.config)
+    inherited = base.pop("configurable", {})
+    base.pop("metadata", None)
+    mirrored = {k: v for k, v in configurable.items() if k not in _RESERVED}
+    config = {**base, **given, "configurable": {**inherited, **mirrored, **body.context}}
+    context = {**orjson.loads(assistant.context), **mirrored, **body.context}
+    return config, context
+
+
+def _checkpoint(body: RunBody, thread: UUID) -> dict[str, Any] | None:
+    """The checkpoint to go on from: named as such, by its id alone, or in ``config.configurable``."""
+    named = body.checkpoint.model_dump(exclude_none=True)
+    of_thread = named.pop("thread_id", None)
+    if of_thread not in (None, str(thread)):
+        raise InvalidRequest("checkpoint.thread_id: must be the run's own thread")
+    configurable = body.config.configurable
+    checkpoint_id = (
+        body.checkpoint_id or body.checkpoint.checkpoint_id or configurable.get("checkpoint_id") or None
+    )
+    if checkpoint_id is None:
+        return None
+    if not isinstance(checkpoint_id, str) or "\x00" in checkpoint_id:
+        raise InvalidRequest("config.configurable.checkpoint_id: must be a string without U+0000")
+    return {**named, "checkpoint_id": checkpoint_id}
+
+
+async def create(request: Request, planned: Plan) -> Created:
+    """Submit one run and wake whoever has to know. Raises what `submission.submit_on` raises."""
+    accepted = await submit(resources(request).pool, planned.submission)
+    return _accepted(request, planned, accepted)
+
+
+async def create_all(request: Request, plans: list[Plan]) -> list[Created]:
+    """Submit several runs in one transaction: all or none."""
+    async with resources(request).pool.connection() as connection, connection.transaction():
+        accepted = [await _submit_on(connection, planned) for planned in plans]
+    return [_accepted(request, p, a) for p, a in zip(plans, accepted, strict=True)]
+
+
+async def _submit_on(connection: AsyncConnection[Any], planned: Plan) -> Accepted:
+    return await submit_on(connection, planned.submission)
+
+
+def _accepted(request: Request, planned: Plan, accepted: Accepted) -> Created:
+    found = resources(request)
+    if not accepted.replayed:
+        if accepted.gate is None:
+            found.waker.wake(planned.submission.pool)
+        if accepted.interrupted is not None:
+            found.signal_cancel(accepted.interrupted, planned.submission.strategy)
+    return Created(accepted.run_id, accepted.thread_id, planned, accepted)
+
+
+async def view(request: Request, owner: Owner, created: Created) -> dict[str, Any]:
+    """The run object of a creation. A replayed one is read again; raises Conflict when it was deleted since."""
+    if created.accepted.replayed:
+        try:
+            return run_view(await runs.get(resources(request).pool, owner, created.thread_id, created.run_id))
+        except NotFound:
+            raise Conflict("The run that this Idempotency-Key had created was deleted.") from None
+    s = created.plan.submission
+    return run_view_of(
+        run_id=created.run_id,
+        thread_id=created.thread_id,
+        assistant_id=s.assistant_id,
+        status="pending",
+        strategy=s.strategy,
+        kwargs=created.plan.kwargs,
+        metadata=created.accepted.metadata or {},
+        created_at=created.accepted.created_at,
+        updated_at=created.accepted.created_at,
+    )

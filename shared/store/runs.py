@@ -1,0 +1,235 @@
+"""Runs as readers see them, and their deletion. They are accepted, cancelled and claimed elsewhere."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import orjson
+from psycopg import AsyncConnection
+from psycopg.rows import class_row
+
+from sandfleet.shared.db.pool import Pool
+from sandfleet.shared.errors import NotFound
+from sandfleet.shared.ids import Owner
+from sandfleet.shared.store import threads
+from sandfleet.shared.store.cancellation import TEMPORARY_KEEP_S
+from sandfleet.shared.store.ready import ReadyRuns, ready_by_pool
+
+ACTIVE = ("pending", "running")
+"""Statuses of a run that is not over."""
+
+STATUSES = (*ACTIVE, "success", "error", "timeout", "interrupted")
+
+CANCELS_ON_DISCONNECT = '{"on_disconnect":"cancel",'
+"""How the ``kwargs`` of a run begin that a lost client cancels. PostgreSQL cannot look into JSON with U+0000 in it."""
+
+_MISSING = "Run not found."
+_COLUMNS = """run_id, thread_id, assistant_id, status, pool, multitask_strategy, kwargs::text as kwargs,
+  metadata::text as metadata, created_at, updated_at"""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run as the API shows it. ``kwargs`` and ``metadata`` are JSON texts."""
+
+    run_id: UUID
+    thread_id: UUID
+    assistant_id: UUID
+    status: str
+    pool: str
+    multitask_strategy: str
+    kwargs: str
+    metadata: str
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """What a stream or a wait needs to know of a run."""
+
+    run_id: UUID
+    thread_id: UUID
+    status: str
+    pool: str
+    cancel_on_disconnect: bool
+    output: str | None
+    """JSON text; what it holds depends on the run's kind."""
+    error: str | None
+    """JSON text of {error, message}."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """When each stage of a run began, on the database's clock; None for a stage that has not happened."""
+
+    created_at: datetime
+    ready_at: datetime | None
+    started_at: datetime | None
+    prepared_at: datetime | None
+    first_model_request_at: datetime | None
+    first_output_at: datetime | None
+    finished_at: datetime | None
+
+
+async def get(pool: Pool, owner: Owner, thread_id: UUID | None, run_id: UUID) -> Run:
+    """One run, of this thread if one is named. Raises NotFound."""
+    async with pool.connection() as connection, connection.cursor(row_factory=class_row(Run)) as cursor:
+        await cursor.execute(f"select {_COLUMNS} {_ONE} and kind = 'run'", _one(owner, thread_id, run_id))
+        row = await cursor.fetchone()
+    if row is None:
+        raise NotFound(_MISSING)
+    return row
+
+
+async def state(pool: Pool, owner: Owner, thread_id: UUID | None, run_id: UUID) -> RunState:
+    """How a run or an operation stands. Raises NotFound."""
+    async with pool.connection() as connection, connection.cursor(row_factory=class_row(RunState)) as cursor:
+        await cursor.execute(
+            f"""select run_id, thread_id, status, pool, starts_with(kwargs::text, %(cancels)s) as cancel_on_disconnect,
+                       output::text as output, error::text as error {_ONE}""",
+            {**_one(owner, thread_id, run_id), "cancels": CANCELS_ON_DISCONNECT},
+        )
+        row = await cursor.fetchone()
+    if row is None:
+        raise NotFound(_MISSING)
+    return row
+
+
+async def times(pool: Pool, owner: Owner, thread_id: UUID | None, run_id: UUID) -> Times:
+    """The recorded times of a run. Raises NotFound."""
+    async with pool.connection() as connection, connection.cursor(row_factory=class_row(Times)) as cursor:
+        await cursor.execute(
+            f"""select created_at, ready_at, started_at, prepared_at, first_model_request_at, first_output_at, finished_at
+                {_ONE} and kind = 'run'""",
+            _one(owner, thread_id, run_id),
+        )
+        row = await cursor.fetchone()
+    if row is None:
+        raise NotFound(_MISSING)
+    return row
+
+
+_ONE = """from runs where tenant = %(tenant)s and user_id = %(user_id)s and run_id = %(run_id)s
+  and (%(thread_id)s::uuid is null or thread_id = %(thread_id)s::uuid)"""
+
+
+def _one(owner: Owner, thread_id: UUID | None, run_id: UUID) -> dict[str, Any]:
+    return {"tenant": owner.tenant, "user_id": owner.user_id, "thread_id": thread_id, "run_id": run_id}
+
+
+async def of_thread(
+    pool: Pool, owner: Owner, thread_id: UUID, *, status: str | None, limit: int, offset: int
+) -> list[Run]:
+    """Runs of a thread, newest first; none for a status that there is not. Raises NotFound for an unknown thread."""
+    await threads.require(pool, owner, thread_id)
+    if status not in (None, *STATUSES):
+        return []
+    async with pool.connection() as connection, connection.cursor(row_factory=class_row(Run)) as cursor:
+        await cursor.execute(
+            f"""select {_COLUMNS} from runs
+                where tenant = %(tenant)s and user_id = %(user_id)s and thread_id = %(thread_id)s and kind = 'run'
+                  and (%(status)s::text is null or status = %(status)s)
+                order by seq desc limit %(limit)s offset %(offset)s""",
+            {
+                "tenant": owner.tenant,
+                "user_id": owner.user_id,
+                "thread_id": thread_id,
+                "status": status,
+                "limit": limit,
+                "offset": offset,
+            },
+        )
+        return await cursor.fetchall()
+
+
+async def active(pool: Pool, owner: Owner, statuses: Sequence[str]) -> list[UUID]:
+    """The owner's runs in any of these statuses, the newest first, so that cancelling them in this order passes a
+    thread on to none of them."""
+    async with pool.connection() as connection:
+        cursor = await connection.execute(
+            """select run_id from runs where tenant = %s and user_id = %s and kind = 'run' and status = any(%s)
+               order by seq desc""",
+            (*owner, list(statuses)),
+        )
+        return [row[0] for row in await cursor.fetchall()]
+
+
+async def existing(pool: Pool, owner: Owner, thread_id: UUID, run_ids: Sequence[UUID]) -> set[UUID]:
+    """Which of these runs belong to the thread."""
+    async with pool.connection() as connection:
+        cursor = await connection.execute(
+            """select run_id from runs
+               where tenant = %s and user_id = %s and thread_id = %s and kind = 'run' and run_id = any(%s)""",
+            (*owner, thread_id, list(run_ids)),
+        )
+        return {row[0] for row in await cursor.fetchall()}
+
+
+async def delete(pool: Pool, owner: Owner, thread_id: UUID, run_id: UUID) -> tuple[bool, ReadyRuns]:
+    """Remove a run with its checkpoints, states and journal; one that is not over ends first.
+
+    The thread's status is then what its newest remaining state says. Returns whether an executor may still work on the
+    run, which is superseded, and which pools got ready runs through it. Raises NotFound.
+    """
+    async with pool.connection() as connection, connection.transaction():
+        if not await threads.lock(connection, owner, thread_id):
+            raise NotFound(_MISSING)
+        cursor = await connection.execute(f"select status {_ONE}", _one(owner, thread_id, run_id))
+        row = await cursor.fetchone()
+        if row is None:
+            raise NotFound(_MISSING)
+        ready: ReadyRuns = {}
+        if row[0] in ACTIVE:
+            cursor = await connection.execute(
+                "select ready_pool, ready_count from end_run(%s, %s, %s, 'interrupted', null, %s)",
+                (*owner, run_id, TEMPORARY_KEEP_S),
+            )
+            ready = ready_by_pool(await cursor.fetchall())
+        await connection.execute("select erase_run(%s, %s, %s)", (*owner, run_id))
+        await _settle_thread(connection, owner, thread_id)
+        return row[0] == "running", ready
+
+
+async def _settle_thread(connection: AsyncConnection[Any], owner: Owner, thread_id: UUID) -> None:
+    """Put the thread's status and interrupts right after a run of it was erased, and drop blobs that no state names.
+
+    Does nothing while another run is active: its end will do it, and its writes may name a blob again.
+    """
+    scope = {"tenant": owner.tenant, "user_id": owner.user_id, "thread": str(thread_id)}
+    cursor = await connection.execute(
+        """select 1 from runs where tenant = %(tenant)s and user_id = %(user_id)s and thread_id = %(thread)s::uuid
+           and status in ('pending', 'running') limit 1""",
+        scope,
+    )
+    if await cursor.fetchone():
+        return
+    cursor = await connection.execute(
+        """select next::text, tasks::text from state_snapshots
+           where tenant = %(tenant)s and user_id = %(user_id)s and thread_id = %(thread)s and ns = ''
+           order by seq desc limit 1""",
+        scope,
+    )
+    newest = await cursor.fetchone()
+    following, tasks = map(orjson.loads, newest) if newest else ([], [])
+    interrupts = {task["id"]: task["interrupts"] for task in tasks if task.get("interrupts")}
+    await connection.execute(
+        """update threads set status = %(status)s, interrupts = %(interrupts)s::json, error = null,
+             updated_at = clock_timestamp(), state_updated_at = clock_timestamp()
+           where tenant = %(tenant)s and user_id = %(user_id)s and thread_id = %(thread)s::uuid""",
+        {
+            **scope,
+            "status": "interrupted" if following else "idle",
+            "interrupts": orjson.dumps(interrupts).decode(),
+        },
+    )
+    await connection.execute(
+        """delete from state_blobs b where tenant = %(tenant)s and user_id = %(user_id)s and thread_id = %(thread)s
+           and not exists (
+             select 1 from state_snapshots s, json_each_text(s.refs) r
+             where s.tenant = %(tenant)s and s.user_id = %(user_id)s and s.thread_id = %(thread)s
+               and r.value = encode(b.hash, 'hex'))""",
+        scope,
+    )
