@@ -1,5 +1,6 @@
-"""Raises ``ValueError`` with the ``message`` of its input, after one step that succeeds."""
+"""Raises ``ValueError`` with the ``message`` of its input, after one step that succeeds; ``kind`` "exit" calls sys.exit."""
 
+import sys
 from typing import TypedDict
 
 from langgraph.graph import END, START, StateGraph
@@ -7,6 +8,7 @@ from langgraph.graph import END, START, StateGraph
 
 class State(TypedDict, total=False):
     message: str
+    kind: str
     reached: bool
 
 
@@ -15,6 +17,8 @@ def first(state: State) -> State:
 
 
 def fail(state: State) -> State:
+    if state.get("kind") == "exit":
+        sys.exit(state.get("message"))
     raise ValueError(state.get("message", "failed as asked"))
 
 

@@ -1,0 +1,65 @@
+"""Agents that use their sandbox: a real container each."""
+
+import asyncio
+
+
+async def outputs(client, *commands):
+    values = await client.runs.wait(None, "sandboxed", input={"commands": list(commands)})
+    return values["results"]
+
+
+async def test_an_agent_writes_a_program_and_runs_it(client):
+    """Red when files and commands of one run do not share a workspace."""
+    calls = [
+        {"name": "write_file", "args": {"path": "/workspace/add.py", "content": "print(19 + 23)"}},
+        {"name": "execute", "args": {"command": "python3 add.py"}},
+        {"name": "read_file", "args": {"path": "/workspace/add.py"}},
+        {"name": "list_files", "args": {"path": "/workspace"}},
+    ]
+    values = await client.runs.wait(None, "sandboxed", input={"calls": calls})
+    _, ran, read, listed = values["results"]
+    assert "42" in ran
+    assert "print(19 + 23)" in read
+    assert "add.py" in listed
+
+
+async def test_tool_events_are_complete(client):
+    """Red when a tool's start or end is missing from the stream."""
+    events = [
+        e.data
+        async for e in client.runs.stream(
+            None, "sandboxed", input={"commands": ["echo hi", "false"]}, stream_mode="tools"
+        )
+        if e.event == "tools"
+    ]
+    kinds = [e["event"] for e in events if e["event"] in ("tool-started", "tool-finished", "tool-error")]
+    assert kinds == ["tool-started", "tool-finished"] * 2
+
+
+async def test_output_is_streamed_while_the_command_runs(client):
+    """Red when output is only given when the command has ended."""
+    seen = []
+    async for event in client.runs.stream(
+        None, "sandboxed", input={"commands": ["echo one; sleep 0.5; echo two"]}, stream_mode="tools"
+    ):
+        if event.event == "tools":
+            seen.append((event.data["event"], str(event.data)))
+    deltas = [text for kind, text in seen if kind == "tool-output-delta"]
+    assert any("one" in text and "two" not in text for text in deltas)
+
+
+async def test_runs_do_not_see_each_others_files(client):
+    """Red when two runs share a sandbox."""
+    first, second = await asyncio.gather(
+        outputs(client, "echo secret > mine; sleep 1; ls"),
+        outputs(client, "sleep 0.5; ls -A /workspace | wc -l"),
+    )
+    assert "mine" in first[0]
+    assert "mine" not in second[0]
+
+
+async def test_odd_output_never_breaks_a_run(client):
+    """Red when bytes that are no text, or NUL, go from a tool into the state as they are."""
+    (result,) = await outputs(client, r"printf 'a\0b\377\355\240\200c'")
+    assert "a" in result
+    assert "c" in result
