@@ -39,10 +39,13 @@ async def test_usage_is_sent_when_asked_for(served: Served) -> None:
 
 
 async def test_the_first_chunk_comes_before_the_rest_is_due(served: Served) -> None:
-    """With a minute between chunks, only a provider that does not gather them can send the first."""
-    async with served.streamed(script(text="abcd", chunk_chars=1, chunk_delay_ms=60_000)) as answer:
+    """Breaks when chunks are gathered into one write: the answer would be complete with its first chunk."""
+    async with served.streamed(
+        script(text="abcd", chunk_chars=1, chunk_delay_ms=60_000) + " #id:slow"
+    ) as answer:
         line = await anext(answer.aiter_lines())
         assert json.loads(line[6:])["choices"][0]["delta"]["content"] == "a"
+        assert [a["outcome"] for a in await served.arrivals("slow")] == ["open"]
 
 
 async def test_a_delayed_answer_is_recorded_on_arrival_and_as_left_by_its_client(served: Served) -> None:

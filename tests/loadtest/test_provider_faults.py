@@ -28,7 +28,7 @@ async def test_after_its_answer_a_faulty_script_starts_anew(served: Served) -> N
 
 async def test_faults_are_counted_per_correlation_id(served: Served) -> None:
     prompt = faulty({"status": 500})
-    assert [(await served.post(f"{prompt} #id:{run}")).status_code for run in "aabb"] == [500, 200, 500, 200]
+    assert [(await served.post(f"{prompt} #id:{run}")).status_code for run in "abab"] == [500, 500, 200, 200]
 
 
 async def test_without_times_a_fault_never_ends(served: Served) -> None:
