@@ -1,0 +1,1 @@
+"""The sandbox host: the daemon that owns the Docker Engine of a machine and the sandboxes on it."""

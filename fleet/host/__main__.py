@@ -1,0 +1,149 @@
+"""The sandbox host daemon: ``python -m sandfleet.fleet.host``. Ends with 0 on SIGTERM, after removing all sandboxes."""
+
+import asyncio
+import fcntl
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from aiohttp import web
+
+from sandfleet.fleet.host.app import HostApi
+from sandfleet.fleet.host.backend import Backend, Limits
+from sandfleet.fleet.host.bwrap_backend import BwrapBackend
+from sandfleet.fleet.host.clock import DatabaseClock
+from sandfleet.fleet.host.docker_backend import DockerBackend
+from sandfleet.fleet.host.heartbeat import Heartbeat
+from sandfleet.fleet.host.registry import Registry
+from sandfleet.shared import logs
+from sandfleet.shared.errors import SandfleetError
+from sandfleet.shared.settings import Settings, settings
+
+logger = logging.getLogger(__name__)
+
+# A sandbox's limit is what it may take, not what it takes: idle ones need 5 to 10 MiB.
+_OVERCOMMIT = 4
+
+
+def _backend(config: Settings, instance: str) -> Backend:
+    limits = Limits.of(config)
+    if config.sandbox == "bwrap":
+        return BwrapBackend(limits)
+    return DockerBackend(config.docker_host, config.sandbox_image, limits, instance, config.docker_runtime)
+
+
+def _room(config: Settings) -> int:
+    """Sandboxes that fit this machine's memory, four times overcommitted."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, _OVERCOMMIT * memory // config.sandbox_memory_bytes)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[Path]:
+    """Own ``folder``, private to this user, for as long as this lasts; yields an empty folder for sandboxes in it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SandfleetError(f"Another sandbox host works in {folder}; set SANDFLEET_HOST_DIR.") from None
+        sandboxes = folder / "sandboxes"
+        shutil.rmtree(sandboxes, ignore_errors=True)
+        sandboxes.mkdir()
+        yield sandboxes
+
+
+def _bind(path: Path) -> socket.socket:
+    """Listen on a unix socket in a folder that only this user may enter."""
+    if len(os.fsencode(path)) > 107:
+        raise SandfleetError(
+            f"SANDFLEET_HOST_SOCKET is longer than the 107 bytes that a unix socket may have: {path}"
+        )
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    path.chmod(0o600)
+    return listener
+
+
+async def serve(config: Settings, instance: str) -> None:
+    """Run the host until SIGTERM or SIGINT. Raises SandfleetError if it cannot start."""
+    if not config.host_secret:
+        raise SandfleetError(
+            "SANDFLEET_HOST_SECRET is empty: set the same key for executors and sandbox hosts."
+        )
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    with _alone(config.host_dir.absolute()) as folder:
+        backend = _backend(config, instance)
+        try:
+            await backend.open()
+            await _serve(config, instance, backend, folder, stop)
+        finally:
+            await backend.close()
+
+
+async def _serve(
+    config: Settings, instance: str, backend: Backend, folder: Path, stop: asyncio.Event
+) -> None:
+    registry = Registry(backend, folder, _room(config), config.sandbox_lifetime_s)
+    clock = DatabaseClock()
+    host_id = f"{socket.gethostname()}/{instance}"
+    heartbeat = Heartbeat(
+        config.database_url,
+        registry,
+        clock,
+        host_id=host_id,
+        instance=instance,
+        address=f"unix:{config.host_socket.absolute()}",
+        backend=backend.name,
+    )
+    about = {"host_id": host_id, "instance": instance, "backend": backend.name}
+    runner = web.AppRunner(
+        HostApi(config, registry, clock, about).application(),
+        handler_cancellation=True,  # a caller that hangs up ends its command
+        access_log=None,
+        shutdown_timeout=1.0,
+    )
+    await runner.setup()
+    beats = asyncio.create_task(heartbeat.run(), name="heartbeat")
+    try:
+        await web.SockSite(runner, _bind(config.host_socket)).start()
+        logger.info("sandbox host is ready", extra={**about, "room": registry.room})
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait([stopped, beats], return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if beats.done():
+            beats.result()  # only a fault of ours ends it
+    finally:
+        beats.cancel()
+        await asyncio.gather(beats, return_exceptions=True)
+        config.host_socket.unlink(missing_ok=True)
+        await runner.cleanup()
+        await registry.close()
+        await heartbeat.deregister()
+        logger.info("sandbox host has stopped")
+
+
+def main() -> None:
+    """Entry point of the process."""
+    config = settings()
+    logs.configure("host", config.log_level)
+    try:
+        asyncio.run(serve(config, os.environ.get("SANDFLEET_INSTANCE", "default")))
+    except SandfleetError as error:
+        logger.error(error.message)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,322 @@
+"""The host's end of the connection to an agent. Every byte that comes in is taken for hostile."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import struct
+from collections import deque
+from typing import Any
+
+from sandfleet.fleet.sandbox.errors import OperationRefused, SandboxBusy, SandboxLost
+from sandfleet.fleet.sandbox_agent import agent as wire
+
+_MAX_OPERATIONS = 32  # at once in one sandbox; the agent allows twice as many
+_MAX_RESULT_BYTES = 8 * 1024  # of the JSON that ends an operation
+_MAX_BACKLOG_BYTES = 4 * 1024 * 1024  # unread by the agent; more means that it stopped reading
+_SEND_TIMEOUT_S = 30.0
+# An honest agent gathers small pieces, so this pace never slows it (160 MB/s in full frames); a hostile one that
+# floods with tiny frames waits here instead of taking the host's CPU from other sandboxes.
+_PACE_FRAMES, _PACE_S = 256, 0.1
+
+
+class ProtocolError(Exception):
+    """The agent broke a rule of the protocol."""
+
+
+class Operation:
+    """One operation under way. Content is taken with ``take()``; at its end ``result`` says how it ended."""
+
+    def __init__(
+        self, link: "AgentLink", op: int, kind: int, allowed: frozenset[int], most_bytes: int
+    ) -> None:
+        self.op = op
+        self.kind = kind
+        self.result: dict[str, Any] | None = None
+        self.ended = asyncio.Event()
+        self._link = link
+        self._allowed = allowed
+        self._left = dict.fromkeys(allowed, most_bytes)
+        self._queue: deque[tuple[int, bytes]] = deque()
+        self._wake = asyncio.Event()
+        self._window = wire.WINDOW  # what the agent may still send
+        self._ungranted = 0
+        self._credit = wire.WINDOW  # what the host may still send
+        self._credited = asyncio.Event()
+        self._discarding = False
+        self.discarded_bytes = 0
+
+    async def take(self) -> tuple[int, bytes] | None:
+        """The next content frame as (kind, bytes), or None when the operation has ended well.
+
+        Raises OperationRefused if the agent could not do it, SandboxLost if the sandbox ended.
+        """
+        while not self._queue and not self.ended.is_set():
+            self._wake.clear()
+            await self._wake.wait()
+        if self._queue:
+            kind, body = self._queue.popleft()
+            self._grant(len(body))
+            return kind, body
+        if self.result is None:
+            raise self._link.lost()
+        if "code" in self.result:
+            raise OperationRefused(self.result["code"], self.result["message"])
+        return None
+
+    async def send(self, data: bytes) -> None:
+        """Send content, as fast as the agent takes it; silently nothing once the operation has ended."""
+        view = memoryview(data)
+        while view and not self.ended.is_set():
+            if self._credit <= 0:
+                self._credited.clear()
+                await self._credited.wait()
+                continue
+            part = view[: min(wire.CHUNK, self._credit)]
+            self._credit -= len(part)
+            await self._link.send(wire.DATA, self.op, bytes(part))
+            view = view[len(part) :]
+
+    async def send_eof(self) -> None:
+        """Say that no content follows."""
+        if not self.ended.is_set():
+            await self._link.send(wire.EOF, self.op)
+
+    def kill(self) -> None:
+        """Ask the agent to kill the command's process tree, and drop what it still sends."""
+        if not self.ended.is_set():
+            self._link.post(wire.KILL, self.op)
+        self.discard()
+
+    def discard(self) -> None:
+        """Drop all content from now on."""
+        self._discarding = True
+        while self._queue:
+            self._discard(self._queue.popleft()[1])
+
+    def _discard(self, body: bytes) -> None:
+        self.discarded_bytes += len(body)
+        self._grant(len(body))
+
+    def received(self, kind: int, body: bytes) -> None:
+        """A frame from the agent for this operation; ProtocolError if it may not send it."""
+        if kind in self._allowed:
+            self._left[kind] -= len(body)
+            self._window -= len(body)
+            if not body or self._window < 0 or self._left[kind] < 0:
+                raise ProtocolError("content that is empty, beyond the window or beyond the limit")
+            if self._discarding:
+                self._discard(body)
+            else:
+                self._queue.append((kind, body))
+                self._wake.set()
+        elif kind == wire.CREDIT:
+            if len(body) != 4 or self._credit + struct.unpack("!I", body)[0] > wire.WINDOW:
+                raise ProtocolError("credit that was never used")
+            self._credit += struct.unpack("!I", body)[0]
+            self._credited.set()
+        elif kind in (wire.DONE, wire.FAIL):
+            self.result = _result(self.kind if kind == wire.DONE else None, body)
+            self.end()
+        else:
+            raise ProtocolError(f"kind {kind} for this operation")
+
+    def end(self) -> None:
+        """Wake everybody who waits: nothing more will come."""
+        self.ended.set()
+        self._wake.set()
+        self._credited.set()
+
+    def _grant(self, size: int) -> None:
+        self._window += size
+        self._ungranted += size
+        if self._ungranted >= wire.WINDOW // 4 and not self.ended.is_set():
+            self._link.post(wire.CREDIT, self.op, struct.pack("!I", self._ungranted))
+            self._ungranted = 0
+
+
+class AgentLink:
+    """One agent's connection: many operations at once, each with its own window in both directions."""
+
+    HUNG_UP = "its agent ended the connection"
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._operations: dict[int, Operation] = {}
+        self._next_op = 1
+        self._reason: str | None = None
+
+    @classmethod
+    async def accept(cls, listener: socket.socket) -> "AgentLink":
+        """Take the first connection on ``listener``, and hear its hello. ProtocolError if that is none.
+
+        The caller bounds the time and closes the listener.
+        """
+        connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+        reader, writer = await asyncio.open_unix_connection(sock=connection, limit=wire.MAX_BODY)
+        link = cls(reader, writer)
+        try:
+            await link._hello()
+        except BaseException:
+            writer.transport.abort()
+            raise
+        return link
+
+    async def _hello(self) -> None:
+        try:
+            header = await self._reader.readexactly(wire.HEADER.size)
+            length, kind, op = wire.HEADER.unpack(header)
+            if kind != wire.HELLO or op != 0 or length > _MAX_RESULT_BYTES:
+                raise ProtocolError("no hello")
+            hello = _json(await self._reader.readexactly(length))
+        except (OSError, asyncio.IncompleteReadError) as error:
+            raise ProtocolError("the agent hung up") from error
+        if hello.get("protocol") != wire.PROTOCOL:
+            raise ProtocolError("another protocol version")
+        self.post(wire.HELLO, 0, json.dumps({"protocol": wire.PROTOCOL}).encode())
+
+    async def serve(self) -> str:
+        """Receive until the connection ends or breaks; return why, in words for the user."""
+        try:
+            await self._receive()
+            reason = self.HUNG_UP
+        except (ProtocolError, wire.FrameError) as error:
+            reason = f"its agent broke the protocol ({error})"
+        except OSError as error:
+            reason = f"the connection to its agent failed ({error})"
+        self.close(reason)
+        return reason
+
+    async def _receive(self) -> None:
+        decoder = wire.Decoder()
+        loop = asyncio.get_running_loop()
+        frames, since = 0, loop.time()
+        while data := await self._reader.read(wire.CHUNK):
+            for kind, op, body in decoder.feed(data):
+                operation = self._operations.get(op)
+                if operation is None:
+                    raise ProtocolError(f"operation {op} is not under way")
+                operation.received(kind, body)
+                if operation.ended.is_set():
+                    del self._operations[op]
+                frames += 1
+                if frames >= _PACE_FRAMES:
+                    spent = loop.time() - since
+                    if spent < _PACE_S:
+                        await asyncio.sleep(_PACE_S - spent)
+                    frames, since = 0, loop.time()
+
+    async def start(self, kind: int, spec: dict[str, Any], most_bytes: int) -> Operation:
+        """Begin an operation that may return at most ``most_bytes`` of content per stream.
+
+        Raises SandboxBusy, SandboxLost, or OperationRefused (``too_long``) if the request exceeds a frame.
+        """
+        if self._reason is not None:
+            raise self.lost()
+        if len(self._operations) >= _MAX_OPERATIONS:
+            raise SandboxBusy(
+                f"This sandbox has {_MAX_OPERATIONS} operations under way already; wait for one."
+            )
+        body = json.dumps(spec).encode()
+        if len(body) > wire.MAX_BODY:
+            raise OperationRefused("too_long", f"The request is longer than {wire.MAX_BODY} bytes.")
+        op, self._next_op = self._next_op, self._next_op + 1
+        operation = Operation(self, op, kind, _CONTENT[kind], most_bytes)
+        self._operations[op] = operation
+        try:
+            await self.send(kind, op, body)
+        except BaseException:
+            operation.kill()
+            raise
+        return operation
+
+    def post(self, kind: int, op: int, body: bytes = b"") -> None:
+        """Send a small frame without waiting; an agent that stopped reading is broken."""
+        if self._reason is None:
+            self._writer.write(wire.pack(kind, op, body))
+            if self._writer.transport.get_write_buffer_size() > _MAX_BACKLOG_BYTES:
+                self.close("its agent stopped reading")
+
+    async def send(self, kind: int, op: int, body: bytes = b"") -> None:
+        """Send a frame when the agent has taken earlier ones; SandboxLost if it does not for 30 s."""
+        self.post(kind, op, body)
+        try:
+            async with asyncio.timeout(_SEND_TIMEOUT_S):
+                await self._writer.drain()
+        except (OSError, TimeoutError) as error:
+            self.close("its agent stopped reading")
+            raise self.lost() from error
+
+    def close(self, reason: str) -> None:
+        """End the connection; everything under way fails with SandboxLost giving ``reason``."""
+        if self._reason is None:
+            self._reason = reason
+        self._writer.transport.abort()
+        for operation in self._operations.values():
+            operation.end()
+        self._operations.clear()
+
+    def lost(self) -> SandboxLost:
+        """The error for an operation that can no longer end."""
+        return SandboxLost(
+            f"The sandbox was lost: {self._reason or 'it ended'}. Its files and processes are gone; "
+            "the next use starts an empty sandbox."
+        )
+
+    def explain(self, reason: str) -> None:
+        """Replace the reason by a better one that was found out later."""
+        self._reason = reason
+
+
+_CONTENT: dict[int, frozenset[int]] = {
+    wire.EXEC: frozenset({wire.STDOUT, wire.STDERR}),
+    wire.READ: frozenset({wire.DATA}),
+    wire.LIST: frozenset({wire.DATA}),
+    wire.WRITE: frozenset(),
+}
+_RESULTS: dict[int, dict[str, type]] = {
+    wire.EXEC: {
+        "exit_code": int,
+        "signal": int,
+        "timed_out": bool,
+        "killed": bool,
+        "kill_rung": int,
+        "dropped_bytes": int,
+        "out_of_memory": bool,
+        "duration_ms": int,
+    },
+    wire.READ: {"size": int},
+    wire.LIST: {"truncated": bool},
+    wire.WRITE: {"size": int},
+}
+_OPTIONAL = frozenset({"exit_code", "signal"})
+
+
+def _json(body: bytes) -> dict[str, Any]:
+    with contextlib.suppress(ValueError, RecursionError):
+        value = json.loads(body)
+        if isinstance(value, dict):
+            return value
+    raise ProtocolError("a result that is no JSON object")
+
+
+def _result(kind: int | None, body: bytes) -> dict[str, Any]:
+    """The end of an operation, with exactly the fields that its kind has; a failure if ``kind`` is None."""
+    if len(body) > _MAX_RESULT_BYTES:
+        raise ProtocolError("a result that is too long")
+    found = _json(body)
+    if kind is None:
+        code, message = found.get("code"), found.get("message")
+        if not isinstance(code, str) or not isinstance(message, str) or not code.isascii() or len(code) > 40:
+            raise ProtocolError("a failure without code and message")
+        return {"code": code, "message": message.encode("utf-8", "replace").decode()}
+    result: dict[str, Any] = {}
+    for name, expected in _RESULTS[kind].items():
+        value = found.get(name)
+        if not (type(value) is expected or (value is None and name in _OPTIONAL)):
+            raise ProtocolError(f"a result without {name}")
+        if isinstance(value, int) and not 0 <= value < 2**63:
+            raise ProtocolError(f"a result with {name} out of range")
+        result[name] = value
+    return result

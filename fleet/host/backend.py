@@ -1,0 +1,73 @@
+"""What a sandbox host needs from the thing that isolates sandboxes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from sandfleet.shared.ids import RunKey
+from sandfleet.shared.settings import Settings
+
+AGENT_FOLDER = "/run/sandfleet"  # where a sandbox finds its agent and the socket to dial
+AGENT_ARGUMENTS = ("-I", "-S", f"{AGENT_FOLDER}/agent.py", f"{AGENT_FOLDER}/agent.sock")
+WORKSPACE, TMP, SHM = "/workspace", "/tmp", "/dev/shm"  # noqa: S108 - the writable mounts of a sandbox
+_INODES = 65_536  # of the workspace; bounds kernel memory that empty files take
+_TMP_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one sandbox may use up. Sizes in bytes; the writable mounts count into ``memory``."""
+
+    memory: int
+    cpus: float
+    pids: int
+    workspace: int
+    tmp: int
+    inodes: int
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Limits":
+        return cls(
+            memory=settings.sandbox_memory_bytes,
+            cpus=settings.sandbox_cpus,
+            pids=settings.sandbox_pids,
+            workspace=settings.sandbox_workspace_bytes,
+            tmp=min(_TMP_BYTES, settings.sandbox_workspace_bytes),
+            inodes=_INODES,
+        )
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What to start: the sandbox's id, its run, and the folder on this machine that it sees as AGENT_FOLDER."""
+
+    sandbox_id: str
+    key: RunKey
+    folder: Path
+
+
+class Backend(Protocol):
+    """Starts and ends isolated processes whose PID 1 is the agent. Handles are opaque to the caller."""
+
+    name: str
+
+    async def open(self) -> None:
+        """Check that sandboxes can be started here, and remove what an earlier life of this instance left.
+
+        Raises SandfleetError with what to do about it.
+        """
+
+    async def create(self, launch: Launch) -> str:
+        """Start a sandbox and return its handle; nothing is left when it raises."""
+
+    async def kill(self, handle: str) -> None:
+        """Freeze and kill everything in the sandbox from outside; never raises for one that is gone."""
+
+    async def destroy(self, handle: str) -> None:
+        """End the sandbox and remove all of it; one that is gone is fine. May raise; then call again later."""
+
+    async def why(self, handle: str) -> str:
+        """Why a sandbox ended by itself, in words."""
+
+    async def close(self) -> None:
+        """Let go of the backend's own resources; sandboxes were destroyed before."""

@@ -1,0 +1,167 @@
+"""Sandboxes made with bubblewrap, for development on a machine without a Docker Engine."""
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import shutil
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+
+from sandfleet.fleet.host.backend import AGENT_ARGUMENTS, AGENT_FOLDER, SHM, TMP, WORKSPACE, Launch, Limits
+from sandfleet.shared.errors import SandfleetError
+
+logger = logging.getLogger(__name__)
+
+_UID_FIRST, _UID_COUNT = 1_900_000_000, 200_000_000  # as for containers: kernel limits count per user id
+_INSIDE_UID = 65532
+_START_TIMEOUT_S = 10.0
+
+
+@dataclass
+class _Process:
+    bwrap: asyncio.subprocess.Process
+    pid1: int | None  # a pidfd of the sandbox's PID 1
+
+
+class BwrapBackend:
+    """Processes with own pid, network, ipc and mount namespaces. Memory is limited per process, not per sandbox."""
+
+    name = "bwrap"
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._processes: dict[str, _Process] = {}
+
+    async def open(self) -> None:
+        if shutil.which("bwrap") is None:
+            raise SandfleetError(
+                "bwrap is not installed: install bubblewrap, or use SANDFLEET_SANDBOX=docker."
+            )
+        trial = await asyncio.create_subprocess_exec(
+            "bwrap", *self._isolation(), "true",
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        _, complaint = await trial.communicate()
+        if trial.returncode != 0:
+            raise SandfleetError(
+                f"bwrap cannot make a sandbox here: {complaint.decode(errors='replace').strip()[:300]}. "
+                "Allow unprivileged user namespaces, or use SANDFLEET_SANDBOX=docker."
+            )
+        logger.warning(
+            "sandboxes are made with bwrap: for development only. They share this machine's kernel and programs, "
+            "their memory is limited per process, and their CPU is not limited"
+        )
+
+    def _isolation(self) -> list[str]:
+        arguments = [
+            "--unshare-pid",
+            "--unshare-net",
+            "--unshare-ipc",
+            "--unshare-uts",
+            "--unshare-cgroup-try",
+        ]
+        if os.getuid() != 0:
+            arguments += ["--unshare-user", "--uid", str(_INSIDE_UID), "--gid", str(_INSIDE_UID)]
+        arguments += ["--die-with-parent", "--as-pid-1", "--hostname", "sandbox", "--clearenv"]
+        arguments += ["--setenv", "PATH", f"{os.path.dirname(_python())}:/usr/local/bin:/usr/bin:/bin"]
+        arguments += ["--ro-bind", "/usr", "/usr"]
+        for name in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
+            if os.path.islink(name):
+                arguments += ["--symlink", os.readlink(name), name]
+            else:
+                arguments += ["--ro-bind-try", name, name]
+        for name in ("/etc/alternatives", "/etc/ld.so.cache"):
+            arguments += ["--ro-bind-try", name, name]
+        prefix = os.path.realpath(sys.base_prefix)
+        if not prefix.startswith("/usr"):
+            arguments += ["--ro-bind", prefix, prefix]
+        arguments += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
+        for path, size in (
+            (SHM, self._limits.tmp),
+            (TMP, self._limits.tmp),
+            (WORKSPACE, self._limits.workspace),
+        ):
+            arguments += ["--perms", "1777", "--size", str(size), "--tmpfs", path]
+        return [*arguments, "--chdir", WORKSPACE]
+
+    async def create(self, launch: Launch) -> str:
+        uid = _UID_FIRST + secrets.randbelow(_UID_COUNT) if os.getuid() == 0 else _INSIDE_UID
+        (launch.folder / "passwd").write_text(f"sandbox:x:{uid}:{uid}:sandbox:/workspace:/bin/sh\n")
+        reader, writer = os.pipe()
+        try:
+            bwrap = await asyncio.create_subprocess_exec(
+                "bwrap", *self._isolation(),
+                "--ro-bind", str(launch.folder), AGENT_FOLDER,
+                "--ro-bind", str(launch.folder / "passwd"), "/etc/passwd",
+                "--remount-ro", "/", "--info-fd", str(writer), "--",
+                "prlimit", f"--nproc={self._limits.pids}", f"--data={self._limits.memory}", "--core=0",
+                "--nofile=4096", "--", _python(), *AGENT_ARGUMENTS,
+                *([str(uid), str(uid)] if os.getuid() == 0 else []),
+                pass_fds=(writer,), stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+            )  # fmt: skip
+        except BaseException:
+            os.close(reader)
+            raise
+        finally:
+            os.close(writer)
+        process = _Process(bwrap, None)
+        self._processes[launch.sandbox_id] = process
+        try:
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                process.pid1 = os.pidfd_open(await _child_pid(reader))
+        except (TimeoutError, ValueError, KeyError, OSError) as error:
+            await self.destroy(launch.sandbox_id)
+            raise SandfleetError("bwrap could not start a sandbox.") from error
+        except BaseException:
+            await self.destroy(launch.sandbox_id)
+            raise
+        return launch.sandbox_id
+
+    async def kill(self, handle: str) -> None:
+        # The end of PID 1 ends its namespace: the kernel kills all that is in it.
+        process = self._processes.get(handle)
+        if process is not None:
+            if process.pid1 is not None:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(process.pid1, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                process.bwrap.kill()
+
+    async def destroy(self, handle: str) -> None:
+        process = self._processes.get(handle)
+        if process is None:
+            return
+        await self.kill(handle)
+        await process.bwrap.wait()
+        if self._processes.pop(handle, None) is not None and process.pid1 is not None:
+            os.close(process.pid1)
+
+    async def why(self, handle: str) -> str:
+        return "its first process ended"
+
+    async def close(self) -> None:
+        return
+
+
+def _python() -> str:
+    return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+
+
+async def _child_pid(reader: int) -> int:
+    """The pid that bwrap writes to its --info-fd; closes the descriptor."""
+    stream = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(reader, "rb", buffering=0)
+    )
+    try:
+        return int(json.loads(await stream.readuntil(b"}"))["child-pid"])
+    except asyncio.IncompleteReadError as error:
+        raise ValueError("bwrap ended before it started anything") from error
+    finally:
+        transport.close()

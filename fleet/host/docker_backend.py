@@ -1,0 +1,157 @@
+"""Sandboxes as hardened containers of a Docker Engine."""
+
+import asyncio
+import logging
+import secrets
+from contextlib import suppress
+from typing import Any
+
+from sandfleet.fleet.host.backend import AGENT_ARGUMENTS, AGENT_FOLDER, SHM, TMP, WORKSPACE, Launch, Limits
+from sandfleet.fleet.host.engine import Engine, EngineError
+from sandfleet.shared.errors import SandfleetError
+
+logger = logging.getLogger(__name__)
+
+LABEL = "sandfleet"
+INSTANCE_LABEL = "sandfleet.instance"
+_SHM_BYTES = 64 * 1024 * 1024
+# Kernel limits such as inotify instances or pending signals count per user id on the whole machine, so each sandbox
+# gets one of its own, from a range that systemd's list of ids leaves unused (1879048192 to 2147483647).
+_UID_FIRST, _UID_COUNT = 1_900_000_000, 200_000_000
+# An engine with a user namespace maps 65,536 ids, and maps them away from the machine's own users.
+_MAPPED_UID_FIRST, _MAPPED_UID_COUNT = 10_000, 50_000
+
+
+class DockerBackend:
+    """Containers without network, capabilities, writable root or log, one per sandbox."""
+
+    name = "docker"
+
+    def __init__(
+        self, docker_host: str, image: str, limits: Limits, instance: str, runtime: str = ""
+    ) -> None:
+        self._engine = Engine(docker_host)
+        self._image = image
+        self._limits = limits
+        self._instance = instance
+        self._runtime = runtime
+        self._uids = (_UID_FIRST, _UID_COUNT)
+
+    async def open(self) -> None:
+        limits = self._limits
+        if limits.workspace + limits.tmp >= limits.memory:
+            raise SandfleetError(
+                "SANDFLEET_SANDBOX_MEMORY_BYTES must exceed the workspace and 64 MiB for /tmp: both are in memory."
+            )
+        await self._engine.__aenter__()
+        if await self._engine.image_labels(self._image) is None:
+            raise SandfleetError(
+                f"The engine has no image {self._image}. Build it: "
+                f"python -m sandfleet.fleet.host.base_image --tag {self._image}"
+            )
+        info = await self._engine.call("GET", "/info")
+        if any(option in ("name=userns", "name=rootless") for option in info.get("SecurityOptions") or ()):
+            self._uids = (_MAPPED_UID_FIRST, _MAPPED_UID_COUNT)
+        left = await self._engine.containers(f"{LABEL}=1", f"{INSTANCE_LABEL}={self._instance}")
+        if left:
+            await asyncio.gather(*(self._engine.remove_container(container["Id"]) for container in left))
+            logger.info("removed sandboxes of an earlier life", extra={"count": len(left)})
+
+    async def create(self, launch: Launch) -> str:
+        name = f"sandfleet-{launch.sandbox_id}"
+        uid = self._uids[0] + secrets.randbelow(self._uids[1])
+        for file, kind in (("passwd", f"x:{uid}:{uid}:sandbox:/workspace:/bin/sh"), ("group", f"x:{uid}:")):
+            root = "root:x:0:0:root:/root:/bin/sh" if file == "passwd" else "root:x:0:"
+            (launch.folder / file).write_text(f"{root}\nsandbox:{kind}\n")
+        try:
+            await self._engine.call(
+                "POST", "/containers/create", params={"name": name}, body=self._container(launch, uid)
+            )
+            await self._engine.call("POST", f"/containers/{name}/start")
+        except BaseException:
+            with suppress(SandfleetError):
+                await self._engine.remove_container(name)
+            raise
+        return name
+
+    def _container(self, launch: Launch, uid: int) -> dict[str, Any]:
+        limits = self._limits
+        mount = f"rw,nosuid,nodev,uid={uid},gid={uid},mode=0700"
+        host: dict[str, Any] = {
+            "AutoRemove": True,  # the agent ends when its host dies, and then nothing is left
+            "NetworkMode": "none",
+            "ReadonlyRootfs": True,
+            "Binds": [
+                f"{launch.folder}:{AGENT_FOLDER}:ro",
+                f"{launch.folder}/passwd:/etc/passwd:ro",
+                f"{launch.folder}/group:/etc/group:ro",
+            ],
+            "Tmpfs": {
+                WORKSPACE: f"{mount},exec,size={limits.workspace},nr_inodes={limits.inodes}",
+                TMP: f"{mount},exec,size={limits.tmp},nr_inodes={limits.inodes}",
+                SHM: f"{mount},noexec,size={_SHM_BYTES},nr_inodes={limits.inodes}",
+            },
+            "CapDrop": ["ALL"],
+            "SecurityOpt": ["no-new-privileges"],
+            "PidsLimit": limits.pids,
+            "Memory": limits.memory,
+            "MemorySwap": limits.memory,
+            "NanoCpus": int(limits.cpus * 1e9),
+            "OomScoreAdj": 500,  # a sandbox goes before the services of the machine
+            "LogConfig": {"Type": "none"},
+            "Init": False,
+            "IpcMode": "private",
+            "RestartPolicy": {"Name": "no"},
+            "Ulimits": [
+                {"Name": "core", "Soft": 0, "Hard": 0},
+                {"Name": "nofile", "Soft": 4096, "Hard": 4096},
+            ],
+        }
+        if self._runtime:
+            host["Runtime"] = self._runtime
+        return {
+            "Image": self._image,
+            "Entrypoint": ["python3", *AGENT_ARGUMENTS],
+            "Cmd": [],
+            "User": f"{uid}:{uid}",
+            "WorkingDir": WORKSPACE,
+            "Hostname": "sandbox",
+            "NetworkDisabled": True,
+            "StopSignal": "SIGKILL",
+            "Healthcheck": {"Test": ["NONE"]},
+            "Labels": {
+                LABEL: "1",
+                INSTANCE_LABEL: self._instance,
+                "sandfleet.tenant": launch.key.tenant,
+                "sandfleet.run": str(launch.key.run_id),
+            },
+            "HostConfig": host,
+        }
+
+    async def kill(self, handle: str) -> None:
+        # Frozen, nothing can fork away from the signal; the engine thaws a container that it has killed.
+        for call in ("pause", "kill"):
+            with suppress(SandfleetError):
+                await self._engine.call("POST", f"/containers/{handle}/{call}")
+
+    async def destroy(self, handle: str) -> None:
+        await self._engine.remove_container(handle)
+
+    async def why(self, handle: str) -> str:
+        memory = f"its memory limit of {self._limits.memory // 2**20} MiB"
+        for _ in range(20):
+            try:
+                state = (await self._engine.call("GET", f"/containers/{handle}/json"))["State"]
+            except EngineError:
+                return f"it ended; if it used much memory, {memory} did that"
+            except SandfleetError:
+                return "the Docker Engine ended it"
+            if state["OOMKilled"]:
+                return f"it went over {memory}"
+            if not state["Running"]:
+                return f"it ended with status {state['ExitCode']}"
+            await asyncio.sleep(0.05)
+        return "its agent ended the connection"
+
+    async def close(self) -> None:
+        await self._engine.__aexit__()

@@ -1,0 +1,158 @@
+"""A small asynchronous client of the Docker Engine API, over its unix socket or TCP."""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterable
+from typing import Any, Self
+
+import aiohttp
+
+from sandfleet.shared.errors import SandfleetError
+
+_NEWEST = (1, 44)  # the newest API version that this client was written against
+_CALL_TIMEOUT_S = 60.0
+# Four calls per core keep a busy engine busy; more only make each one slower (about 10 starts/s on two cores).
+_CALLS_AT_ONCE = 4 * (os.cpu_count() or 1)
+
+
+class EngineError(SandfleetError):
+    """The Docker Engine refused a call; ``http_status`` is its own status."""
+
+    code = "engine_error"
+    status = 502
+
+    def __init__(self, message: str, http_status: int) -> None:
+        super().__init__(message)
+        self.http_status = http_status
+
+
+class EngineUnreachable(SandfleetError):
+    """No Docker Engine answers: start it, or point DOCKER_HOST at it, or set SANDFLEET_SANDBOX=bwrap."""
+
+    code = "engine_unreachable"
+    status = 503
+
+
+class Engine:
+    """One Docker Engine. Use as an async context manager; at most 4 calls per core are under way at once."""
+
+    def __init__(self, docker_host: str) -> None:
+        self._docker_host = docker_host
+        self._slots = asyncio.Semaphore(_CALLS_AT_ONCE)
+        self._prefix = ""
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        scheme, _, rest = self._docker_host.partition("://")
+        connector: aiohttp.BaseConnector
+        if scheme == "unix":
+            connector, base = aiohttp.UnixConnector(rest, limit=0), "http://engine"
+        elif scheme in ("tcp", "http"):
+            connector, base = aiohttp.TCPConnector(limit=0), f"http://{rest}"
+        else:
+            raise EngineUnreachable(
+                f"DOCKER_HOST must begin with unix:// or tcp://, not {self._docker_host!r}."
+            )
+        self._session = aiohttp.ClientSession(
+            base, connector=connector, timeout=aiohttp.ClientTimeout(total=_CALL_TIMEOUT_S)
+        )
+        try:
+            version = await self.call("GET", "/version")
+        except BaseException:
+            await self._session.close()
+            raise
+        chosen = max(_parse(version["MinAPIVersion"]), min(_parse(version["ApiVersion"]), _NEWEST))
+        self._prefix = f"/v{chosen[0]}.{chosen[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: dict[str, str] | list[tuple[str, str]] | None = None,
+        body: Any = None,
+        data: AsyncIterable[bytes] | None = None,
+        timeout_s: float = _CALL_TIMEOUT_S,
+    ) -> Any:
+        """Do one call; return the decoded answer (a list for a stream of objects), None for an empty one.
+
+        Raises EngineError on any status of 400 or above, and on an error inside a progress stream;
+        EngineUnreachable when there is no answer.
+        """
+        assert self._session is not None, "use the engine as a context manager"
+        try:
+            async with (
+                self._slots,
+                self._session.request(
+                    method,
+                    self._prefix + path,
+                    params=params,
+                    json=body,
+                    data=data,
+                    timeout=aiohttp.ClientTimeout(total=timeout_s),
+                ) as response,
+            ):
+                text = await response.text(errors="replace")
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            reason = str(error) or type(error).__name__
+            raise EngineUnreachable(
+                f"The Docker Engine at {self._docker_host} does not answer ({reason}). Start it, set DOCKER_HOST, "
+                "or set SANDFLEET_SANDBOX=bwrap."
+            ) from error
+        if response.status >= 400:
+            raise EngineError(_message(text), response.status)
+        if not text.strip():
+            return None
+        if "\n" not in text.strip():
+            return json.loads(text)
+        parts = [json.loads(line) for line in text.splitlines() if line.strip()]
+        for part in parts:
+            if isinstance(part, dict) and "error" in part:
+                raise EngineError(str(part["error"]), response.status)
+        return parts
+
+    async def image_labels(self, image: str) -> dict[str, str] | None:
+        """Labels of an image, or None if the engine does not have it."""
+        try:
+            found = await self.call("GET", f"/images/{image}/json")
+        except EngineError as error:
+            if error.http_status == 404:
+                return None
+            raise
+        labels: dict[str, str] = found["Config"].get("Labels") or {}
+        return labels
+
+    async def containers(self, *labels: str) -> list[dict[str, Any]]:
+        """Containers in any state that carry all these labels (``key=value``)."""
+        filters = json.dumps({"label": list(labels)})
+        found: list[dict[str, Any]] = await self.call(
+            "GET", "/containers/json", params={"all": "true", "filters": filters}
+        )
+        return found
+
+    async def remove_container(self, container_id: str) -> None:
+        """Kill and remove a container; one that is gone or going already is fine."""
+        try:
+            await self.call("DELETE", f"/containers/{container_id}", params={"force": "true", "v": "true"})
+        except EngineError as error:
+            going = error.http_status == 409 and "already in progress" in error.message
+            if error.http_status != 404 and not going:
+                raise
+
+
+def _parse(version: str) -> tuple[int, int]:
+    major, _, minor = version.partition(".")
+    return int(major), int(minor)
+
+
+def _message(text: str) -> str:
+    try:
+        return str(json.loads(text)["message"])
+    except (ValueError, KeyError, TypeError):
+        return text[:500] or "no message"

@@ -1,0 +1,171 @@
+"""All sandboxes of a host: one per run, made at first use, guarded by the highest attempt that was seen."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from sandfleet.fleet.host.backend import Backend
+from sandfleet.fleet.host.sandbox import Sandbox
+from sandfleet.fleet.sandbox.errors import HostUnavailable, NoRoom, NoSandbox, SandboxLost, StaleAttempt
+from sandfleet.shared.errors import SandfleetError
+from sandfleet.shared.ids import Fence, RunKey
+
+logger = logging.getLogger(__name__)
+
+# A token lives no longer than a lease, and a lease not longer than minutes: after an hour no old attempt can speak.
+_REMEMBER_S = 3600.0
+
+
+class Acquired(NamedTuple):
+    """A run's sandbox, whether it is new, and why the run's previous one was lost, if it was."""
+
+    sandbox: Sandbox
+    created: bool
+    lost: str | None
+
+
+class _Seen:
+    """The highest attempt of a run, and when it was last heard of (monotonic)."""
+
+    def __init__(self) -> None:
+        self.attempt = 0
+        self.at = time.monotonic()
+
+
+class Registry:
+    """Creates, finds and removes sandboxes. ``room`` is how many the host takes at once."""
+
+    def __init__(self, backend: Backend, folder: Path, room: int, lifetime_s: float) -> None:
+        self.room = room
+        self._backend = backend
+        self._folder = folder
+        self._lifetime_s = lifetime_s
+        self._sandboxes: dict[RunKey, Sandbox] = {}
+        self._creating: dict[RunKey, asyncio.Task[Sandbox]] = {}
+        self._lost: dict[RunKey, str] = {}
+        self._seen: dict[RunKey, _Seen] = {}
+        self._doomed: set[Sandbox] = set()  # to be destroyed, again if the engine did not answer
+        self._servers: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._sandboxes) + len(self._creating)
+
+    def keys(self) -> list[RunKey]:
+        """Runs that have a sandbox here."""
+        return [*self._sandboxes, *self._creating]
+
+    def admit(self, fence: Fence) -> None:
+        """Note that this attempt spoke. StaleAttempt if a later one did before; what runs for earlier ones is killed."""
+        seen = self._seen.setdefault(fence.key, _Seen())
+        seen.at = time.monotonic()
+        if fence.attempt < seen.attempt:
+            raise StaleAttempt("A later attempt of this run has taken the sandbox over.")
+        if fence.attempt > seen.attempt:
+            seen.attempt = fence.attempt
+            if sandbox := self._sandboxes.get(fence.key):
+                sandbox.supersede(fence.attempt)
+
+    def find(self, key: RunKey) -> Sandbox:
+        """The run's sandbox. SandboxLost, once, if it ended by itself; NoSandbox if there is none."""
+        if reason := self._lost.pop(key, None):
+            raise SandboxLost(reason)
+        if sandbox := self._sandboxes.get(key):
+            return sandbox
+        raise NoSandbox("This run has no sandbox on this host; create it first.")
+
+    async def acquire(self, key: RunKey, *, may_create: bool = True) -> Acquired:
+        """The run's sandbox, created if it has none. Calls at once get the same one.
+
+        Raises NoRoom if the host is full, HostUnavailable if there is none and ``may_create`` is false.
+        """
+        if sandbox := self._sandboxes.get(key):
+            return Acquired(sandbox, created=False, lost=None)
+        creation = self._creating.get(key)
+        if created := creation is None:
+            if not may_create:
+                raise HostUnavailable(
+                    "This sandbox host is cut off from PostgreSQL and makes no new sandboxes."
+                )
+            if len(self) >= self.room:
+                raise NoRoom(f"This host has its {self.room} sandboxes; try again when one has ended.")
+            creation = asyncio.create_task(self._create(key), name=f"create sandbox for {key.run_id}")
+            creation.add_done_callback(
+                lambda task: task.cancelled() or task.exception()
+            )  # maybe nobody waits
+            self._creating[key] = creation
+        sandbox = await asyncio.shield(creation)
+        return Acquired(sandbox, created, self._lost.pop(key, None))
+
+    async def _create(self, key: RunKey) -> Sandbox:
+        start = time.monotonic()
+        try:
+            sandbox = await Sandbox.launch(self._backend, key, self._folder)
+        finally:
+            del self._creating[key]
+        self._sandboxes[key] = sandbox
+        server = asyncio.create_task(self._serve(sandbox), name=f"serve sandbox {sandbox.id}")
+        self._servers.add(server)
+        server.add_done_callback(self._servers.discard)
+        spent_ms = round((time.monotonic() - start) * 1000)
+        logger.info("sandbox created", extra={"sandbox": sandbox.id, "run": str(key.run_id), "ms": spent_ms})
+        return sandbox
+
+    async def _serve(self, sandbox: Sandbox) -> None:
+        reason = await sandbox.serve()
+        if self._sandboxes.get(sandbox.key) is sandbox:  # it ended by itself: nobody removed it
+            del self._sandboxes[sandbox.key]
+            self._lost[sandbox.key] = reason
+            logger.warning("sandbox lost", extra={"sandbox": sandbox.id, "run": str(sandbox.key.run_id)})
+            await self._destroy(sandbox)
+
+    async def remove(self, key: RunKey) -> None:
+        """Remove the run's sandbox and forget its losses; without one this does nothing."""
+        if creation := self._creating.get(key):
+            with suppress(SandfleetError):
+                await asyncio.shield(creation)
+        self._lost.pop(key, None)
+        if sandbox := self._sandboxes.pop(key, None):
+            await self._destroy(sandbox)
+            logger.info("sandbox removed", extra={"sandbox": sandbox.id, "run": str(key.run_id)})
+
+    async def remove_all(self, keys: Iterable[RunKey]) -> None:
+        """Remove several at once."""
+        await asyncio.gather(*(self.remove(key) for key in keys))
+
+    async def _destroy(self, sandbox: Sandbox) -> None:
+        self._doomed.add(sandbox)
+        try:
+            await sandbox.destroy()
+        except SandfleetError as error:
+            logger.warning("sandbox not removed yet", extra={"sandbox": sandbox.id, "reason": error.code})
+        else:
+            self._doomed.discard(sandbox)
+
+    async def tidy(self) -> None:
+        """Remove sandboxes beyond their lifetime, retry removals that failed, forget runs not heard of for an hour."""
+        now = time.monotonic()
+        over = [key for key, s in self._sandboxes.items() if now - s.born > self._lifetime_s]
+        for key in over:
+            logger.warning("sandbox beyond its lifetime", extra={"run": str(key.run_id)})
+            await self.remove(key)
+            self._lost[key] = f"The sandbox was lost: it reached its lifetime of {self._lifetime_s:.0f} s."
+        for sandbox in list(self._doomed):
+            await self._destroy(sandbox)
+        for key in [k for k, seen in self._seen.items() if now - seen.at > _REMEMBER_S]:
+            if key not in self._sandboxes and key not in self._creating:
+                del self._seen[key]
+                self._lost.pop(key, None)
+
+    async def close(self) -> None:
+        """Remove everything; returns when no sandbox is left or the engine does not answer."""
+        self.room = 0
+        await self.remove_all(self.keys())
+        for sandbox in list(self._doomed):
+            await self._destroy(sandbox)
+        for server in self._servers:
+            server.cancel()
+        await asyncio.gather(*self._servers, return_exceptions=True)

@@ -1,0 +1,58 @@
+"""What can go wrong with a sandbox, on both sides of the host's API. Every message is fit for a model to read."""
+
+from sandfleet.shared.errors import SandboxError, Superseded
+
+
+class SandboxLost(SandboxError):
+    """The sandbox ended with all its files; the next use starts an empty one."""
+
+    code = "sandbox_lost"
+    status = 410
+
+
+class NoSandbox(SandboxError):
+    """The run has no sandbox on this host; create it first."""
+
+    code = "no_sandbox"
+    status = 404
+
+
+class HostUnavailable(SandboxError):
+    """No sandbox host answers, or it cannot take more now."""
+
+    code = "sandbox_host_unavailable"
+    status = 503
+
+
+class NoRoom(HostUnavailable):
+    """The host is full."""
+
+    code = "no_room"
+
+
+class SandboxBusy(SandboxError):
+    """Too many operations at once in one sandbox."""
+
+    code = "sandbox_busy"
+    status = 429
+
+
+class OperationRefused(SandboxError):
+    """The sandbox could not do what was asked (no such file, not a directory, a command that cannot start …).
+
+    ``code`` is one of the agent's, as ``docs/sandbox-protocol.md`` lists them.
+    """
+
+    status = 422
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        if code == "not_found":
+            self.status = 404
+
+
+class StaleAttempt(Superseded):
+    """A later attempt of the run has used this sandbox; this one is refused for good."""
+
+    status = 403
