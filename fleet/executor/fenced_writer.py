@@ -73,6 +73,7 @@ class FencedWriter:
         self._max_rows = max_rows
         self._max_bytes = max_bytes
         self._pending: deque[_Item] = deque()
+        self._newest: asyncio.Future[None] | None = None
         self._wake = asyncio.Event()
         self._connection: AsyncConnection[Any] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -111,7 +112,7 @@ class FencedWriter:
 
         The future ends when they are committed, or fails with Superseded (none of them is written), RowRefused or
         Unavailable (the writer was stopped). Submissions are committed in order, each as a whole. Nobody has to await
-        the future.
+        the future, and cancelling it takes nothing back.
         """
         done: asyncio.Future[None] = self.loop.create_future()
         item = _Item(who, rows, sum(_size(row) for row in rows), done)
@@ -121,12 +122,18 @@ class FencedWriter:
             done.set_result(None)
         else:
             self._pending.append(item)
+            self._newest = done
             self._wake.set()
         return done
 
+    async def drain(self) -> None:
+        """Until all that was submitted before is committed or has failed. Never raises what a submission failed with."""
+        if self._newest is not None and not self._newest.done():
+            await asyncio.wait([self._newest])
+
     async def write(self, who: Fence | Owner, rows: Sequence[Row]) -> None:
-        """``submit`` and wait. Raises what the future fails with."""
-        await self.submit(who, rows)
+        """``submit`` and wait. Raises what the future fails with. Cancelling the wait does not take the rows back."""
+        await asyncio.shield(self.submit(who, rows))
 
     async def _run(self) -> None:
         taken: list[_Item] = []

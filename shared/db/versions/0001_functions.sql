@@ -244,6 +244,13 @@ begin
     where c.tenant = p_tenant and c.user_id = p_user and c.thread_id = t::text and c.run_id = p_run
       and w.tenant = c.tenant and w.user_id = c.user_id and w.thread_id = c.thread_id and w.ns = c.ns and w.checkpoint_id = c.checkpoint_id;
   delete from checkpoints where tenant = p_tenant and user_id = p_user and thread_id = t::text and run_id = p_run;
+  -- A run that is running may be about to name a value that its parent checkpoint held.
+  if not exists (select 1 from runs where tenant = p_tenant and user_id = p_user and thread_id = t and status = 'running') then
+    delete from checkpoint_blobs b where b.tenant = p_tenant and b.user_id = p_user and b.thread_id = t::text and not exists (
+      select 1 from checkpoints c, json_each_text(c.blobs) named
+      where c.tenant = b.tenant and c.user_id = b.user_id and c.thread_id = b.thread_id and c.ns = b.ns
+        and named.key = b.channel and named.value = b.version);
+  end if;
   delete from state_snapshots where tenant = p_tenant and user_id = p_user and thread_id = t::text and run_id = p_run;
   delete from journal where tenant = p_tenant and user_id = p_user and run_id = p_run;
   delete from runs where tenant = p_tenant and user_id = p_user and run_id = p_run;
