@@ -52,7 +52,7 @@ class Process:
     """A child process and how to start, check and stop it.
 
     ``ready`` tells whether it serves; ``stop_signal`` asks it to end, and after ``stop_timeout_s`` it is killed.
-    ``wanted`` is true between ``spawn`` and ``stop`` or ``kill``: a supervisor restarts what is wanted and dead.
+    ``wanted`` is true from when it is ready until somebody stops it: a supervisor restarts what is wanted and dead.
     """
 
     name: str
@@ -83,7 +83,6 @@ class Process:
                 stderr=log,
                 start_new_session=True,
             )
-        self.wanted = True
         self.started_at = time.monotonic()
 
     @property
@@ -111,6 +110,7 @@ class Process:
                     f"Its log {self.log} ends with:\n{self.log_tail()}"
                 )
             await asyncio.sleep(_POLL_S)
+        self.wanted = True
 
     def log_tail(self, lines: int = 15) -> str:
         """The last lines of the log."""

@@ -122,6 +122,8 @@ class Stack:
 
         Returns what had to be removed by force; empty is the normal case.
         """
+        if not self.supervisor.holds_folder:
+            return []
         self.supervisor.on_change = lambda: None
         names = list(self.supervisor.processes)
         await self.supervisor.stop(*(n for n in names if n.startswith(("api", "executor"))))

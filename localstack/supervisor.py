@@ -148,7 +148,14 @@ class Supervisor:
                 )
             await asyncio.sleep(0.1)
 
+    @property
+    def holds_folder(self) -> bool:
+        """Whether `open` took the folder and `close` has not given it back."""
+        return self._lock is not None
+
     def _save(self) -> None:
+        if not self.holds_folder:
+            return
         self._record.processes = [
             (name, process.pid, created)
             for name, process in self.processes.items()

@@ -14,12 +14,11 @@ from langgraph_sdk.errors import LangGraphError
 from rich.console import Console
 from rich.markup import escape
 
+from sandfleet.localstack.cli import INTERRUPTED
 from sandfleet.shared.errors import SandfleetError
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
-
-INTERRUPTED = 130
 
 
 class Steps:

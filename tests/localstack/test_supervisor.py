@@ -100,7 +100,6 @@ async def test_a_start_that_fails_tells_the_end_of_its_log(supervisor: Superviso
     process.argv = [sys.executable, "-c", "raise SystemExit('no such luck')"]
     with pytest.raises(LocalStackError, match="no such luck"):
         await supervisor.start(process)
-    process.wanted = False
 
 
 async def test_stopping_takes_the_grandchildren_along(tmp_path: Path) -> None:
@@ -115,11 +114,15 @@ async def test_stopping_takes_the_grandchildren_along(tmp_path: Path) -> None:
 
 
 async def test_one_folder_has_one_supervisor(supervisor: Supervisor) -> None:
-    """Breaks without the file lock."""
+    """The second one changes nothing of the first. Breaks without the file lock."""
+    await supervisor.start(sleeper(supervisor, "one"))
+    record = (supervisor.root / "processes.json").read_text()
     second = Supervisor(supervisor.root)
     with pytest.raises(AlreadyRunning, match="already runs"):
         await second.open()
     await second.close()
+    assert supervisor.processes["one"].pid is not None
+    assert (supervisor.root / "processes.json").read_text() == record
 
 
 async def _killed_supervisor(root: Path, *, watchdog_too: bool) -> str:

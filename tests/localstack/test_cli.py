@@ -1,0 +1,57 @@
+"""Expected failures of the command line are one clear line, never a traceback."""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from sandfleet.localstack.leftovers import processes_of
+from sandfleet.localstack.supervisor import Supervisor
+from tests.waiting import eventually
+
+
+async def sandfleet(*arguments: str, cwd: Path) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a command."""
+    command = [sys.executable, "-c", "from sandfleet.localstack.cli import app; app()", *arguments]
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=cwd, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, error = await process.communicate()
+    return process.returncode or 0, out.decode(), error.decode()
+
+
+@pytest.mark.parametrize("command", ["runs", "run x", "watch 7", "cancel 7", "db migrate"])
+async def test_without_a_stack_a_command_says_what_to_do(command: str, tmp_path: Path) -> None:
+    """Breaks if `terminal.run` does not know the error."""
+    code, _, error = await sandfleet(*command.split(), cwd=tmp_path)
+    assert code == 1
+    assert "sandfleet dev" in error
+    assert "Traceback" not in error
+
+
+async def test_a_project_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """Breaks if the stack starts before it has looked."""
+    code, _, error = await sandfleet("dev", "--project", "nowhere.json", cwd=tmp_path)
+    assert code == 1
+    assert "nowhere.json" in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_while_the_stack_starts_leaves_nothing(
+    sent: signal.Signals, tmp_path: Path, servers: object
+) -> None:
+    """The command ends with 130 and nothing of it runs on. Breaks if a signal skips `Stack.stop`."""
+    root = tmp_path / "stack"
+    instance = Supervisor(root).instance
+    command = [sys.executable, "-c", "from sandfleet.localstack.cli import app; app()"]
+    process = await asyncio.create_subprocess_exec(
+        *command, "demo", "--root", str(root), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )  # fmt: skip
+    await eventually(lambda: any(p.name() == "postgres" for p in processes_of(instance)), 60, "PostgreSQL")
+    process.send_signal(sent)
+    await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 130
+    assert processes_of(instance) == []
