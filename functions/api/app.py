@@ -11,7 +11,7 @@ from sandfleet import __version__
 from sandfleet.functions.api import docs, errors
 from sandfleet.functions.api.auth import Authentication
 from sandfleet.functions.api.resources import Resources
-from sandfleet.functions.api.routes import assistants, runs, stateless_runs, system, threads
+from sandfleet.functions.api.routes import assistants, runs, stateless_runs, system, thread_state, threads
 from sandfleet.shared.settings import Settings
 
 _EXPOSED = ("location", "content-location", "x-pagination-total", "x-pagination-next", "retry-after")
@@ -56,7 +56,7 @@ def create_app(settings: Settings, *, buffered: bool = False) -> FastAPI:
         redoc_url=None,
     )
     app.state.resources = resources
-    for module in (system, assistants, threads, stateless_runs, runs):
+    for module in (system, assistants, threads, thread_state, stateless_runs, runs):
         app.include_router(module.router)
     errors.install(app)
     docs.install(app)

@@ -1,10 +1,12 @@
 """The body of a run's creation. What is known to the dialect and not honoured here is refused by name."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
+from uuid import UUID
 
 from pydantic import AfterValidator, Field, model_validator
 
 from sandfleet.functions.api.fields import Body, JsonObject, Metadata, Text, refuse
+from sandfleet.shared.errors import InvalidRequest
 
 _LEAVE_OUT = "leave it out"
 _REFUSED = {
@@ -73,10 +75,25 @@ class CommandBody(Body):
 class CheckpointBody(Body):
     """Names a checkpoint of the thread, or of a subgraph by ``checkpoint_ns``."""
 
-    thread_id: str | None = None
+    thread_id: str = ""
     checkpoint_ns: Text = ""
     checkpoint_id: Text | None = None
-    checkpoint_map: JsonObject | None = None
+    checkpoint_map: JsonObject = Field(default_factory=dict)
+
+    def of_thread(self, thread: UUID, by_id: str = "") -> JsonObject | None:
+        """The checkpoint that is named here or ``by_id`` alone; None when none is.
+
+        Raises InvalidRequest when it is said to be another thread's, or the two differ.
+        """
+        if self.thread_id not in ("", str(thread)):
+            raise InvalidRequest("checkpoint.thread_id: must be the thread of the request")
+        if by_id and self.checkpoint_id not in (None, by_id):
+            raise InvalidRequest("checkpoint_id: differs from checkpoint.checkpoint_id")
+        checkpoint_id = by_id or self.checkpoint_id
+        if not checkpoint_id:
+            return None
+        named = self.model_dump(exclude_unset=True, exclude={"thread_id"})
+        return {**named, "checkpoint_id": checkpoint_id}
 
 
 class RunBody(Body):
@@ -107,12 +124,6 @@ class RunBody(Body):
     @classmethod
     def _refuse(cls, value: Any) -> Any:
         return refuse(value, _REFUSED)
-
-    @model_validator(mode="after")
-    def _one_checkpoint(self) -> Self:
-        if self.checkpoint_id and self.checkpoint.checkpoint_id not in (None, self.checkpoint_id):
-            raise ValueError("checkpoint and checkpoint_id name different checkpoints")
-        return self
 
     def stream_modes(self) -> list[str]:
         """The modes as a list without repetition; none given means ``values``."""

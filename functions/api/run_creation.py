@@ -154,19 +154,10 @@ def _merged(assistant: Runnable, body: RunBody) -> tuple[dict[str, Any], dict[st
 
 def _checkpoint(body: RunBody, thread: UUID) -> dict[str, Any] | None:
     """The checkpoint to go on from: named as such, by its id alone, or in ``config.configurable``."""
-    named = body.checkpoint.model_dump(exclude_none=True)
-    of_thread = named.pop("thread_id", None)
-    if of_thread not in (None, str(thread)):
-        raise InvalidRequest("checkpoint.thread_id: must be the run's own thread")
-    configurable = body.config.configurable
-    checkpoint_id = (
-        body.checkpoint_id or body.checkpoint.checkpoint_id or configurable.get("checkpoint_id") or None
-    )
-    if checkpoint_id is None:
-        return None
-    if not isinstance(checkpoint_id, str) or "\x00" in checkpoint_id:
+    configured = body.config.configurable.get("checkpoint_id") or ""
+    if not isinstance(configured, str) or "\x00" in configured:
         raise InvalidRequest("config.configurable.checkpoint_id: must be a string without U+0000")
-    return {**named, "checkpoint_id": checkpoint_id}
+    return body.checkpoint.of_thread(thread, body.checkpoint_id or configured)
 
 
 async def create(request: Request, planned: Plan) -> Created:

@@ -193,8 +193,26 @@ async def delete(pool: Pool, owner: Owner, thread_id: UUID, run_id: UUID) -> tup
         return row[0] == "running", ready
 
 
+async def forget_operation(pool: Pool, owner: Owner, thread_id: UUID, run_id: UUID, *, failed: bool) -> None:
+    """Remove the trace of an operation that is over, but not what it did. After a failure, which changed nothing, the
+    thread's status is again what its newest state says."""
+    async with pool.connection() as connection, connection.transaction():
+        if not await threads.lock(connection, owner, thread_id):
+            return
+        cursor = await connection.execute(
+            f"""delete {_ONE} and kind <> 'run' and status not in ('pending', 'running') returning 1""",
+            _one(owner, thread_id, run_id),
+        )
+        if await cursor.fetchone():
+            await connection.execute(
+                "delete from journal where tenant = %s and user_id = %s and run_id = %s", (*owner, run_id)
+            )
+            if failed:
+                await _settle_thread(connection, owner, thread_id)
+
+
 async def _settle_thread(connection: AsyncConnection[Any], owner: Owner, thread_id: UUID) -> None:
-    """Put the thread's status and interrupts right after a run of it was erased, and drop blobs that no state names.
+    """Put the thread's status and interrupts right after a run of it was undone, and drop blobs that no state names.
 
     Does nothing while another run is active: its end will do it, and its writes may name a blob again.
     """

@@ -1,0 +1,44 @@
+"""The API as a Lambda behind API Gateway (REST and HTTP APIs).
+
+A Lambda answers when a response is complete, so streams and waits are windows: a stream ends without ``end`` and its
+client comes back with the last id, a wait answers 503 with ``Location``.
+"""
+
+import logging
+from typing import Any
+
+from aws_lambda_powertools import Logger
+from mangum import Mangum
+
+from sandfleet.functions.api.app import create_app
+from sandfleet.shared.settings import settings
+
+WINDOW_S = 20.0
+"""Longest response unless ``SANDFLEET_RESPONSE_WINDOW_S`` is set: an API Gateway gives up after 29 s."""
+
+_configured = settings()
+logger = Logger(service="sandfleet-api", level=_configured.log_level)
+_ours = logging.getLogger("sandfleet")
+_ours.handlers, _ours.propagate = logger.handlers, False
+_ours.setLevel(_configured.log_level)
+
+_window_s = _configured.response_window_s or WINDOW_S
+_app = create_app(_configured.model_copy(update={"response_window_s": _window_s}), buffered=True)
+# One event loop for the life of the process, and connections that open with the first request and stay.
+_adapter = Mangum(_app, lifespan="off")
+
+
+@logger.inject_lambda_context(clear_state=True)
+def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
+    """Entry point of the function."""
+    answer: dict[str, Any] = _adapter(_without_stage(event), context)
+    return answer
+
+
+def _without_stage(event: dict[str, Any]) -> dict[str, Any]:
+    """An HTTP API puts the name of its stage in front of the path, except for the default stage."""
+    prefix = f"/{event.get('requestContext', {}).get('stage', '$default')}/"
+    path: str = event.get("rawPath", "")
+    if prefix == "/$default/" or not path.startswith(prefix):
+        return event
+    return {**event, "rawPath": path[len(prefix) - 1 :]}
