@@ -102,6 +102,7 @@ class Execution:
             head_known_empty=run.head_checkpoint_id is None,
         )
         self._head_id = run.head_checkpoint_id
+        self._known_blobs: set[bytes] = set()
         self._head_next: Sequence[str] | None = None
 
     def stop(self, reason: Stop) -> None:
@@ -209,7 +210,7 @@ class Execution:
         if not namespace:
             self._head_id = payload["config"]["configurable"]["checkpoint_id"]
             self._head_next = payload["next"]
-        rows = payload_rows(str(self.run.thread_id), self.run.fence.key.run_id, payload)
+        rows = payload_rows(str(self.run.thread_id), self.run.fence.key.run_id, payload, self._known_blobs)
         self._services.writer.submit(self.run.fence, rows).add_done_callback(_retrieve)
 
     async def _succeeded(self, graph: Pregel[Any, Any, Any, Any]) -> Ending:
@@ -231,7 +232,7 @@ class Execution:
         state = await graph.aget_state(head_config(self.run, self._saver))
         self._head_id = state.config.get("configurable", {}).get("checkpoint_id")
         if self._head_id is not None:
-            rows = state_rows(str(self.run.thread_id), self.run.fence.key.run_id, state)
+            rows = state_rows(str(self.run.thread_id), self.run.fence.key.run_id, state, self._known_blobs)
             await self._services.writer.write(self.run.fence, rows)
         return state
 
