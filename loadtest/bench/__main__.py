@@ -21,6 +21,7 @@ from sandfleet.loadtest.bench.loop import Loop, Round, Target
 
 _SHARED_SERVERS = ("postgres", "redis", "provider")
 _WARM_UP_RUNS_PER_CLIENT = 2
+_WARM_UP_RUNS_AT_LEAST = 20
 
 
 def _options() -> argparse.Namespace:
@@ -100,7 +101,8 @@ async def _measure(
     """Warm every target up, then let them take turns (A B A B …)."""
     taken: dict[str, list[Round]] = {target.name: [] for target in targets}
     for target in targets:
-        await loop.round(target, concurrency, concurrency * _WARM_UP_RUNS_PER_CLIENT)
+        runs = max(_WARM_UP_RUNS_AT_LEAST, concurrency * _WARM_UP_RUNS_PER_CLIENT)
+        await loop.round(target, concurrency, runs)
     for number in range(options.rounds):
         for target in targets:
             if out.is_terminal:

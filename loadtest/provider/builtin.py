@@ -93,7 +93,7 @@ def _coder(name: str, program: str, opening: str, command: str) -> Script:
                 {
                     "text": "I wrote `"
                     + name
-                    + "`, ran it in the sandbox, and it printed:\n\n```\n{{last_tool}}\n```",
+                    + "`, ran it in the sandbox, and it printed:\n\n```\n{{last_stdout}}\n```",
                 },
             ],
         }

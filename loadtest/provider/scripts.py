@@ -7,8 +7,8 @@ human message; past the last turn, the last one repeats. A script is chosen, fir
 2. the model's name,
 3. the default script.
 
-Texts and tool arguments may hold ``{{last_tool}}`` (content of the newest tool message, stripped) and
-``{{prompt}}`` (the last human message without its markers).
+Texts and tool arguments may hold ``{{last_tool}}`` (content of the newest tool message, stripped), ``{{last_stdout}}``
+(what follows a line ``stdout:`` in it, or all of it) and ``{{prompt}}`` (the last human message without its markers).
 """
 
 import json
@@ -180,7 +180,9 @@ class Conversation:
         if isinstance(value, str):
             if "{{" not in value:
                 return value
-            return value.replace("{{last_tool}}", self.last_tool).replace("{{prompt}}", self.prompt)
+            stdout = self.last_tool.partition("stdout:\n")[2] or self.last_tool
+            filled = value.replace("{{last_tool}}", self.last_tool).replace("{{last_stdout}}", stdout)
+            return filled.replace("{{prompt}}", self.prompt)
         if isinstance(value, dict):
             return {key: self.render(item) for key, item in value.items()}
         if isinstance(value, list):

@@ -45,3 +45,15 @@ def test_without_any_model_the_error_says_what_to_set(monkeypatch: pytest.Monkey
     monkeypatch.delenv("SANDFLEET_PROVIDER_URL", raising=False)
     with pytest.raises(RuntimeError, match=r"SANDFLEET_MODEL.*SANDFLEET_PROVIDER_URL"):
         load("examples", "hello")
+
+
+@pytest.mark.parametrize("prompt", ["Which Fibonacci numbers are prime?", "Something else"])
+async def test_the_coders_tools_accept_what_the_scripted_model_asks_for(
+    provider: Provider, load: Load, prompt: str
+) -> None:
+    """Outside an executor there is no sandbox, so each call is answered with that and not with a wrong argument."""
+    graph = load("examples", "coder").graph
+    state = await graph.ainvoke({"messages": [{"role": "user", "content": prompt}]})
+    answers = [message for message in state["messages"] if message.type == "tool"]
+    assert [answer.name for answer in answers] == ["write_file", "execute"]
+    assert all("There is no sandbox here" in answer.text for answer in answers)

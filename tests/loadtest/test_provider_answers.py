@@ -125,7 +125,9 @@ async def test_the_coder_writes_a_program_that_fits_runs_it_and_quotes_its_outpu
     run = await model.ainvoke(history)
     assert run.tool_calls[0]["name"] == "execute"
     assert program in run.tool_calls[0]["args"]["command"]
-    history += [run, ToolMessage("the real output", tool_call_id=run.tool_calls[0]["id"])]  # type: ignore[list-item]
+    report = "exit code: 0\nstdout:\nthe real output"
+    history += [run, ToolMessage(report, tool_call_id=run.tool_calls[0]["id"])]  # type: ignore[list-item]
     answer = await model.ainvoke(history)
     assert "the real output" in answer.content
+    assert "exit code" not in answer.content
     assert not answer.tool_calls
