@@ -48,13 +48,13 @@ def _mended_json(value: object) -> bytes:
     try:
         return orjson.dumps(_plain(value, 0, set()))
     except Exception:  # the value raises while it is looked at, or this thread's stack is used up
-        return orjson.dumps(_text(value))
+        return orjson.dumps(bounded_text(value))
 
 
 def _simpler(value: Any) -> Any:
     """What stands for an object that orjson does not know. May raise what the object raises."""
     if isinstance(value, type):
-        return _text(value)
+        return bounded_text(value)
     if callable(dump := getattr(value, "model_dump", None)):
         return dump()
     if isinstance(value, tuple) and callable(as_dict := getattr(value, "_asdict", None)):
@@ -83,13 +83,13 @@ def _simpler(value: Any) -> Any:
         return to_list()
     if callable(as_dict := getattr(value, "dict", None)):  # pydantic 1
         return as_dict()
-    return _text(value)
+    return bounded_text(value)
 
 
 def _plain(value: Any, depth: int, path: set[int]) -> Any:
     """``value`` as what JSON has, with everything mended that orjson refuses."""
     if isinstance(value, enum.Enum):
-        return _plain(value.value, depth + 1, path) if depth < _MAX_DEPTH else _text(value)
+        return _plain(value.value, depth + 1, path) if depth < _MAX_DEPTH else bounded_text(value)
     if value is None or isinstance(value, (bool, float)):
         return value
     if isinstance(value, str):
@@ -97,7 +97,7 @@ def _plain(value: Any, depth: int, path: set[int]) -> Any:
     if isinstance(value, int):
         return _number(value)
     if depth >= _MAX_DEPTH or id(value) in path:
-        return _text(value)
+        return bounded_text(value)
     path.add(id(value))
     try:
         if isinstance(value, Mapping):
@@ -112,7 +112,7 @@ def _plain(value: Any, depth: int, path: set[int]) -> Any:
         try:
             simpler = _simpler(value)
         except Exception:
-            return _text(value)
+            return bounded_text(value)
         return _plain(simpler, depth + 1, path)
     finally:
         path.discard(id(value))
@@ -124,7 +124,7 @@ def _number(value: int) -> int | float | str:
     try:
         return float(value)
     except OverflowError:
-        return _text(value)
+        return bounded_text(value)
 
 
 def _key(key: object) -> str:
@@ -134,7 +134,7 @@ def _key(key: object) -> str:
     try:
         return str(next(iter(orjson.loads(orjson.dumps({key: None}, option=_OPTIONS)))))
     except Exception:
-        return _text(key)
+        return bounded_text(key)
 
 
 def _mended(text: str) -> str:
@@ -146,7 +146,8 @@ def _mended(text: str) -> str:
     return str(text)
 
 
-def _text(value: object) -> str:
+def bounded_text(value: object) -> str:
+    """A text of at most 1,000 characters for any object; never raises."""
     try:
         return _mended(_repr.repr(value))[:_MAX_TEXT]
     except Exception:

@@ -33,6 +33,7 @@ from sandfleet.fleet.executor.fenced_writer import (
     PendingWritesRow,
     Row,
 )
+from sandfleet.fleet.executor.serializer import TolerantSerializer
 from sandfleet.shared.db.pool import Pool
 from sandfleet.shared.errors import SandfleetError, Superseded
 from sandfleet.shared.ids import Fence, Owner
@@ -43,6 +44,7 @@ T = TypeVar("T")
 INLINE_BYTES = 16 * 1024
 """Serialised channel values up to this size are in the checkpoint's own row; larger ones are stored once per version."""
 
+_SERIALIZER = TolerantSerializer()
 _REMEMBERED_NAMESPACES = 64
 _PAGE = 50
 _COLUMNS = {"thread_id": "thread_id", "checkpoint_ns": "ns", "checkpoint_id": "checkpoint_id"}
@@ -103,7 +105,7 @@ class FencedSaver(BaseCheckpointSaver[int]):
         *,
         serde: SerializerProtocol | None = None,
     ) -> None:
-        super().__init__(serde=serde)
+        super().__init__(serde=serde or _SERIALIZER)
         self._writer = writer
         self._pool = pool
         self._owner = owner
