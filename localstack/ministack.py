@@ -1,18 +1,24 @@
 """The embedded AWS emulator: MiniStack, with SQS only, run as a plain child process."""
 
 import sys
+from collections.abc import Awaitable, Callable
 
 from sandfleet.localstack.process import Process, tcp_answers
 from sandfleet.localstack.supervisor import Supervisor
 
 
-async def start_ministack(supervisor: Supervisor, port: int, region: str) -> str:
+async def start_ministack(
+    supervisor: Supervisor, port: int, region: str, restore: Callable[[str], Awaitable[None]]
+) -> str:
     """Start the emulator on this port of 127.0.0.1 and return its endpoint URL.
+
+    It keeps everything in memory, so ``restore`` is called with the URL at each start, to make what must be there.
 
     It is kept away from any Docker Engine: it would look for containers of its own there.
     """
     folder = supervisor.root / "ministack"
     folder.mkdir(exist_ok=True)
+    url = f"http://127.0.0.1:{port}"
 
     async def ready() -> bool:
         return await tcp_answers(port)
@@ -38,6 +44,7 @@ async def start_ministack(supervisor: Supervisor, port: int, region: str) -> str
             cwd=folder,
             log=supervisor.logs / "ministack.log",
             ready=ready,
+            restore=lambda: restore(url),
         )
     )
-    return f"http://127.0.0.1:{port}"
+    return url

@@ -52,6 +52,7 @@ class Process:
     """A child process and how to start, check and stop it.
 
     ``ready`` tells whether it serves; ``stop_signal`` asks it to end, and after ``stop_timeout_s`` it is killed.
+    ``restore`` is called whenever it has become ready, to put back what it does not keep itself.
     ``wanted`` is true from when it is ready until somebody stops it: a supervisor restarts what is wanted and dead.
     """
 
@@ -61,6 +62,7 @@ class Process:
     cwd: Path
     log: Path
     ready: Callable[[], Awaitable[bool]]
+    restore: Callable[[], Awaitable[None]] | None = None
     stop_signal: signal.Signals = signal.SIGTERM
     stop_timeout_s: float = 15.0
     start_timeout_s: float = 60.0
@@ -110,6 +112,8 @@ class Process:
                     f"Its log {self.log} ends with:\n{self.log_tail()}"
                 )
             await asyncio.sleep(_POLL_S)
+        if self.restore is not None:
+            await self.restore()
         self.wanted = True
 
     def log_tail(self, lines: int = 15) -> str:

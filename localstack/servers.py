@@ -61,8 +61,17 @@ async def start_servers(
         return url
 
     async def sqs() -> tuple[str, dict[str, str]]:
-        endpoint = given.get("AWS_ENDPOINT_URL") or await start_ministack(supervisor, sqs_port, region)
-        urls = await create_queues(endpoint, region, dict(given), POOLS, f"sandfleet-{supervisor.instance}")
+        urls: dict[str, str] = {}
+
+        async def make_queues(endpoint: str) -> None:
+            prefix = f"sandfleet-{supervisor.instance}"
+            urls.update(await create_queues(endpoint, region, dict(given), POOLS, prefix))
+
+        endpoint = given.get("AWS_ENDPOINT_URL")
+        if endpoint:
+            await make_queues(endpoint)
+        else:
+            endpoint = await start_ministack(supervisor, sqs_port, region, make_queues)
         say("SQS is ready")
         return endpoint, urls
 

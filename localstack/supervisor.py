@@ -55,6 +55,7 @@ class Supervisor:
         self._watchdog: subprocess.Popen[bytes] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._backoff: dict[str, float] = {}
+        self._restarting: dict[str, asyncio.Task[None]] = {}
 
     @property
     def watchdog_pid(self) -> int | None:
@@ -116,9 +117,12 @@ class Supervisor:
 
         Returns what had to be removed by force; empty is the normal case.
         """
+        tasks = list(self._restarting.values())
         if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+            tasks.append(self._watching)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         for name in reversed(list(self.processes)):
             await self.processes[name].stop()
         watchdog, self._watchdog = self._watchdog, None
@@ -171,7 +175,7 @@ class Supervisor:
             await asyncio.sleep(0.05)
             now = time.monotonic()
             for name, process in list(self.processes.items()):
-                if not process.wanted or process.pid is not None:
+                if not process.wanted or process.pid is not None or name in self._restarting:
                     continue
                 if not self._restart:
                     process.wanted = False
@@ -189,6 +193,20 @@ class Supervisor:
                     process.kill_group()
                     process.spawn()
                     self._save()
+                    self._restarting[name] = asyncio.create_task(self._await_restart(process))
+
+    async def _await_restart(self, process: Process) -> None:
+        """A process that does not become ready counts as dead: killed if it still runs, and started once more."""
+        try:
+            await process.wait_ready()
+        except LocalStackError as error:
+            self._say(error.message.splitlines()[0])
+            process.kill_group()
+            await process.wait(5.0)
+        else:
+            self._say(f"{process.name} is back")
+        finally:
+            del self._restarting[process.name]
 
 
 def _try_lock(path: Path) -> tuple[IO[str] | None, int]:

@@ -1,6 +1,7 @@
 """Expected failures of the command line are one clear line, never a traceback."""
 
 import asyncio
+import os
 import signal
 import sys
 from pathlib import Path
@@ -41,14 +42,15 @@ async def test_a_project_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_while_the_stack_starts_leaves_nothing(
-    sent: signal.Signals, tmp_path: Path, servers: object
+    sent: signal.Signals, tmp_path: Path, engine: str
 ) -> None:
     """The command ends with 130 and nothing of it runs on. Breaks if a signal skips `Stack.stop`."""
     root = tmp_path / "stack"
     instance = Supervisor(root).instance
     command = [sys.executable, "-c", "from sandfleet.localstack.cli import app; app()"]
+    env = {**os.environ, "DOCKER_HOST": engine}
     process = await asyncio.create_subprocess_exec(
-        *command, "demo", "--root", str(root), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        *command, "demo", "--root", str(root), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=env
     )  # fmt: skip
     await eventually(lambda: any(p.name() == "postgres" for p in processes_of(instance)), 60, "PostgreSQL")
     process.send_signal(sent)

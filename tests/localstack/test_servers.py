@@ -5,6 +5,7 @@ import asyncio
 import psycopg
 import redis.asyncio
 
+from sandfleet.localstack.queues import sqs_client
 from tests.fixtures_servers import TestServers
 
 
@@ -44,3 +45,12 @@ async def test_redis_asks_for_its_password(servers: TestServers) -> None:
         raise AssertionError("Redis answered without a password")
     finally:
         await client.aclose()
+
+
+async def test_the_queues_are_back_after_a_restart(servers: TestServers) -> None:
+    """The emulator forgets them. Breaks without `restore`."""
+    await servers.supervisor.restart("ministack")
+    async with sqs_client(servers.aws_endpoint_url, servers.at.aws_region, {}) as sqs:
+        for url in servers.at.queue_urls.values():
+            found = await sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["RedrivePolicy"])
+            assert "deadLetterTargetArn" in found["Attributes"]["RedrivePolicy"]
