@@ -115,7 +115,7 @@ class HostApi:
         )
 
     async def _remove(self, request: web.Request) -> web.Response:
-        await self._registry.remove(request[_FENCE].key)
+        self._registry.dismiss(request[_FENCE].key)
         return web.Response(status=204)
 
     async def _exec(self, request: web.Request) -> web.StreamResponse:

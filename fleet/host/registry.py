@@ -49,7 +49,7 @@ class Registry:
         self._lost: dict[RunKey, str] = {}
         self._seen: dict[RunKey, _Seen] = {}
         self._doomed: set[Sandbox] = set()  # to be destroyed, again if the engine did not answer
-        self._servers: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
         return len(self._sandboxes) + len(self._creating)
@@ -108,8 +108,8 @@ class Registry:
             del self._creating[key]
         self._sandboxes[key] = sandbox
         server = asyncio.create_task(self._serve(sandbox), name=f"serve sandbox {sandbox.id}")
-        self._servers.add(server)
-        server.add_done_callback(self._servers.discard)
+        self._background.add(server)
+        server.add_done_callback(self._background.discard)
         spent_ms = round((time.monotonic() - start) * 1000)
         logger.info("sandbox created", extra={"sandbox": sandbox.id, "run": str(key.run_id), "ms": spent_ms})
         return sandbox
@@ -131,6 +131,12 @@ class Registry:
         if sandbox := self._sandboxes.pop(key, None):
             await self._destroy(sandbox)
             logger.info("sandbox removed", extra={"sandbox": sandbox.id, "run": str(key.run_id)})
+
+    def dismiss(self, key: RunKey) -> None:
+        """Remove the run's sandbox in the background."""
+        removal = asyncio.create_task(self.remove(key), name=f"remove sandbox of {key.run_id}")
+        self._background.add(removal)
+        removal.add_done_callback(self._background.discard)
 
     async def remove_all(self, keys: Iterable[RunKey]) -> None:
         """Remove several at once."""
@@ -166,6 +172,4 @@ class Registry:
         await self.remove_all(self.keys())
         for sandbox in list(self._doomed):
             await self._destroy(sandbox)
-        for server in self._servers:
-            server.cancel()
-        await asyncio.gather(*self._servers, return_exceptions=True)
+        await asyncio.gather(*self._background, return_exceptions=True)

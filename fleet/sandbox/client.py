@@ -1,0 +1,152 @@
+"""The HTTP client of a sandbox host, as ``docs/sandbox-protocol.md`` describes its API. One per process."""
+
+import base64
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from sandfleet.fleet.sandbox.errors import (
+    HostUnavailable,
+    NoRoom,
+    NoSandbox,
+    OperationRefused,
+    SandboxBusy,
+    SandboxLost,
+    StaleAttempt,
+)
+from sandfleet.shared.errors import SandboxError, SandfleetError
+
+_CONNECT_TIMEOUT_S = 5.0
+_ANSWER_TIMEOUT_S = 120.0
+_GRACE_S = 30.0  # for a command beyond its own time limit: the host's kill ladder takes less
+_PIECE_BYTES = 256 * 1024
+_ERRORS: dict[str, type[SandfleetError]] = {
+    kind.code: kind for kind in (HostUnavailable, NoRoom, NoSandbox, SandboxBusy, SandboxLost, StaleAttempt)
+}
+
+
+class SandboxClient:
+    """Calls to the host behind one unix socket. All methods raise SandboxError, and Superseded for a stale attempt.
+
+    Every call takes the token that says whose sandbox is meant.
+    """
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
+        self._session: aiohttp.ClientSession | None = None  # made at first use, on the loop that uses it
+
+    async def acquire(self, token: str) -> dict[str, Any]:
+        """Create or get the run's sandbox: ``sandbox_id``, ``created``, and ``lost`` with why a previous one ended."""
+        return await self._json("PUT", "/sandbox", token)
+
+    async def remove(self, token: str) -> None:
+        """Remove the run's sandbox, in the background; without one this does nothing."""
+        async with self._answer("DELETE", "/sandbox", token):
+            pass
+
+    async def exec(
+        self, token: str, request: dict[str, Any], timeout_s: float | None
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Events of a command: ``stdout`` and ``stderr`` with ``data`` as bytes, then one ``exit``.
+
+        Closing the generator before its end kills the command's process tree.
+        """
+        limit_s = None if timeout_s is None else timeout_s + _GRACE_S
+        async with self._answer(
+            "POST", "/sandbox/exec", token, limit_s, data=_body(json.dumps(request).encode())
+        ) as response:
+            async for line in response.content:
+                event: dict[str, Any] = json.loads(line)
+                if event["event"] == "error":
+                    raise _error(event["code"], event["message"])
+                if "data" in event:
+                    event["data"] = base64.b64decode(event["data"])
+                yield event
+                if event["event"] == "exit":
+                    return
+        raise HostUnavailable("The sandbox host went away while the command ran.")
+
+    async def read(self, token: str, path: str, offset: int, limit: int) -> bytes:
+        """Content of a file from ``offset``, at most ``limit`` bytes."""
+        params = {"path": _sendable(path), "offset": str(offset), "limit": str(limit)}
+        async with self._answer("GET", "/sandbox/file", token, params=params) as response:
+            return await response.read()
+
+    async def write(self, token: str, path: str, data: bytes, mode: int | None) -> None:
+        """Replace a file and make its directories; ``mode`` (permission bits) defaults to the old file's, or 644."""
+        params = {"path": _sendable(path)} | ({} if mode is None else {"mode": str(mode)})
+        await self._json("PUT", "/sandbox/file", token, params=params, data=_body(data))
+
+    async def list(self, token: str, path: str) -> dict[str, Any]:
+        """``entries`` of a directory (name, kind, size in bytes, modified_s) and whether they are ``truncated``."""
+        return await self._json("GET", "/sandbox/files", token, params={"path": _sendable(path)})
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _json(self, method: str, path: str, token: str, **body: Any) -> dict[str, Any]:
+        async with self._answer(method, path, token, **body) as response:
+            answer: dict[str, Any] = await response.json()
+            return answer
+
+    @asynccontextmanager
+    async def _answer(
+        self, method: str, path: str, token: str, limit_s: float | None = _ANSWER_TIMEOUT_S, **body: Any
+    ) -> AsyncGenerator[aiohttp.ClientResponse, None]:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                "http://host",
+                connector=aiohttp.UnixConnector(str(self._socket), limit=0),
+                read_bufsize=2**18,  # a line with a full frame in base64 is longer than the default of 64 KiB
+            )
+        timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=_CONNECT_TIMEOUT_S)
+        headers = {"Authorization": f"Bearer {token}"}
+        try:
+            async with self._session.request(
+                method, path, headers=headers, timeout=timeout, **body
+            ) as response:
+                if response.status >= 400:
+                    raise await _failure(response)
+                yield response
+        except aiohttp.ClientConnectorError as error:
+            raise HostUnavailable(
+                f"No sandbox host answers at {self._socket}: start one (sandfleet dev, or "
+                "python -m sandfleet.fleet.host) and set SANDFLEET_HOST_SOCKET to its socket."
+            ) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise HostUnavailable("The connection to the sandbox host broke.") from error
+
+
+async def _failure(response: aiohttp.ClientResponse) -> SandfleetError:
+    try:
+        error = (await response.json())["error"]
+        return _error(error["code"], error["message"])
+    except (ValueError, KeyError, TypeError, aiohttp.ContentTypeError):
+        return SandboxError(f"The sandbox host answered with status {response.status}.")
+
+
+def _error(code: str, message: str) -> SandfleetError:
+    kind = _ERRORS.get(code)
+    return OperationRefused(code, message) if kind is None else kind(message)
+
+
+def _body(data: bytes) -> bytes | AsyncIterator[bytes]:
+    """The body in pieces if it is large, so that sending it does not hold up the event loop."""
+    return data if len(data) <= _PIECE_BYTES else _pieces(data)
+
+
+async def _pieces(data: bytes) -> AsyncIterator[bytes]:
+    view = memoryview(data)
+    for start in range(0, len(view), _PIECE_BYTES):
+        yield bytes(view[start : start + _PIECE_BYTES])
+
+
+def _sendable(path: str) -> str:
+    return path.encode("utf-8", "replace").decode()

@@ -1,0 +1,158 @@
+"""The sandbox of one run, as the executor and its tools see it."""
+
+import asyncio
+import base64
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from sandfleet.fleet.sandbox.client import SandboxClient
+from sandfleet.fleet.sandbox.errors import HostUnavailable, NoSandbox, SandboxLost
+from sandfleet.shared.errors import SandboxError, SandfleetError
+from sandfleet.shared.ids import Fence
+
+_HOST_PATIENCE_S = 5.0  # a host that restarts or is full for a moment costs a pause, not a failed tool call
+_HOST_PAUSE_S = 0.25
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    """How a command ended. Exactly one of ``exit_code`` and ``signal`` is set.
+
+    ``stdout`` and ``stderr`` are what was kept; if ``truncated``, a marker stands where ``dropped_bytes`` were
+    dropped. A command over its time limit was killed with all it had started, and is ``timed_out``.
+    """
+
+    exit_code: int | None
+    signal: int | None
+    stdout: bytes
+    stderr: bytes
+    truncated: bool
+    timed_out: bool
+    dropped_bytes: int
+    out_of_memory: bool
+    duration_ms: int
+
+
+class RunSandbox:
+    """The sandbox of one run and attempt, created at its first use.
+
+    All methods raise SandboxError with a message fit for the model, and Superseded once a later attempt has taken
+    the run. After a loss one call fails with SandboxLost; the next starts an empty sandbox.
+    """
+
+    def __init__(self, fence: Fence, sign_token: Callable[[], str], client: SandboxClient) -> None:
+        """``sign_token`` gives a token for ``fence`` that is valid now; what it raises ends the call."""
+        self.fence = fence
+        self._sign_token = sign_token
+        self._client = client
+        self._acquired = False
+        self._lock = asyncio.Lock()
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        timeout_s: float | None = None,
+        on_output: Callable[[str, bytes], None] | None = None,
+    ) -> ExecResult:
+        """Run a command: a text for the shell, or a list of arguments.
+
+        ``cwd`` defaults to /workspace and ``timeout_s`` to SANDFLEET_SANDBOX_COMMAND_TIMEOUT_S. ``on_output`` gets
+        ``stdout`` or ``stderr`` and each piece as it comes. Cancelling kills the command's process tree.
+        """
+        request: dict[str, Any] = {
+            "command": command if isinstance(command, str) else list(command),
+            "cwd": cwd,
+            "env": dict(env or {}),
+            "timeout_s": timeout_s,
+            "stdin": None if stdin is None else base64.b64encode(stdin).decode(),
+        }
+        kept: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
+
+        async def run(token: str) -> dict[str, Any]:
+            async with aclosing(self._client.exec(token, request, timeout_s)) as events:
+                async for event in events:
+                    if event["event"] == "exit":
+                        return event
+                    kept[event["event"]].append(event["data"])
+                    if on_output is not None:
+                        on_output(event["event"], event["data"])
+            raise HostUnavailable("The sandbox host ended the command's output early.")
+
+        ended = await self._use(run)
+        return ExecResult(
+            exit_code=ended["exit_code"],
+            signal=ended["signal"],
+            stdout=b"".join(kept["stdout"]),
+            stderr=b"".join(kept["stderr"]),
+            truncated=ended["dropped_bytes"] > 0,
+            timed_out=ended["timed_out"],
+            dropped_bytes=ended["dropped_bytes"],
+            out_of_memory=ended["out_of_memory"],
+            duration_ms=ended["duration_ms"],
+        )
+
+    async def read_file(self, path: str, *, offset: int = 0, limit: int = 16 * 1024 * 1024) -> bytes:
+        """Content of a file under /workspace or /tmp from ``offset``, at most ``limit`` bytes."""
+        return await self._use(lambda token: self._client.read(token, path, offset, limit))
+
+    async def write_file(self, path: str, data: bytes, *, mode: int | None = None) -> None:
+        """Replace a file under /workspace or /tmp and make its directories; readers see the old or the new file."""
+        await self._use(lambda token: self._client.write(token, path, data, mode))
+
+    async def list_files(self, path: str = "/workspace") -> dict[str, Any]:
+        """``entries`` of a directory (name, kind, size in bytes, modified_s) and whether they are ``truncated``."""
+        return await self._use(lambda token: self._client.list(token, path))
+
+    async def close(self) -> None:
+        """Remove the sandbox if this attempt used one. Never raises: what fails here the host reaps."""
+        if self._acquired:
+            self._acquired = False
+            with suppress(SandfleetError, TimeoutError, OSError):
+                await self._client.remove(self._sign_token())
+
+    async def _use(self, call: Callable[[str], Awaitable[T]]) -> T:
+        try:
+            async with self._lock:
+                if not self._acquired:
+                    await self._acquire()
+            return await call(self._sign_token())
+        except NoSandbox as error:
+            self._acquired = False
+            raise SandboxLost(
+                "The sandbox was lost: its host has restarted. Its files and processes are gone; the next use starts "
+                "an empty sandbox."
+            ) from error
+        except SandboxLost:
+            self._acquired = False
+            raise
+        except TimeoutError as error:
+            raise HostUnavailable("The sandbox host did not answer in time.") from error
+
+    async def _acquire(self) -> None:
+        patient_until = time.monotonic() + _HOST_PATIENCE_S
+        while True:
+            try:
+                acquired = await self._client.acquire(self._sign_token())
+            except HostUnavailable:
+                if time.monotonic() > patient_until:
+                    raise
+                await asyncio.sleep(_HOST_PAUSE_S)
+                continue
+            self._acquired = True
+            if acquired["lost"] is not None:
+                raise SandboxError(acquired["lost"])
+            return
+
+
+current_sandbox: ContextVar[RunSandbox] = ContextVar("sandfleet_current_sandbox")
+"""The sandbox of the run that the current task works for; set by the executor."""

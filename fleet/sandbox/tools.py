@@ -1,0 +1,147 @@
+"""Tools for any graph: run commands and read, write and list files in the run's own sandbox."""
+
+import codecs
+
+from langchain_core.tools import BaseTool, ToolException, tool
+from langgraph.prebuilt import ToolRuntime
+
+from sandfleet.fleet.sandbox.run_sandbox import ExecResult, RunSandbox, current_sandbox
+from sandfleet.shared.errors import SandboxError
+
+# What a model is shown of one stream or file, in characters; the middle of longer text is left out.
+_SHOWN_CHARS = 20_000
+_READ_BYTES = 4 * 1024 * 1024
+_SHOWN_ENTRIES = 500
+
+
+class _Streamed:
+    """Hands a command's output on while it runs, as text, with characters that were cut between pieces kept whole."""
+
+    def __init__(self, runtime: ToolRuntime) -> None:
+        self._runtime = runtime
+        self._decoders = {
+            name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")
+        }
+
+    def __call__(self, stream: str, data: bytes) -> None:
+        if text := _storable(self._decoders[stream].decode(data)):
+            self._runtime.emit_output_delta({"stream": stream, "text": text})
+
+
+@tool
+async def execute(command: str, runtime: ToolRuntime, timeout_s: float | None = None) -> str:
+    """Run a shell command in the sandbox and return its exit code, stdout and stderr.
+
+    The working directory is /workspace. Files stay between commands; there is no network. Programs started in the
+    background with & keep running. A command over its time limit (timeout_s, in seconds) is killed.
+    """
+    try:
+        result = await _sandbox().exec(command, timeout_s=timeout_s, on_output=_Streamed(runtime))
+    except SandboxError as error:
+        raise _shown(error) from error
+    return _report(result)
+
+
+@tool
+async def read_file(path: str, first_line: int = 1, lines: int = 2000) -> str:
+    """Read a text file under /workspace or /tmp: at most `lines` lines, from line `first_line` (counted from 1)."""
+    try:
+        data = await _sandbox().read_file(path, limit=_READ_BYTES + 1)
+    except SandboxError as error:
+        raise _shown(error) from error
+    text = _text(data[:_READ_BYTES])
+    every = text.splitlines(keepends=True)
+    start = max(first_line, 1) - 1
+    part = every[start : start + max(lines, 1)]
+    shown = _shortened("".join(part))
+    notes = []
+    if start or start + len(part) < len(every):
+        notes.append(f"[lines {start + 1} to {start + len(part)} of {len(every)}]")
+    if len(data) > _READ_BYTES:
+        notes.append(f"[only the first {_READ_BYTES} bytes of the file were read]")
+    return "\n".join([shown, *notes]) if shown or notes else "(the file is empty)"
+
+
+@tool
+async def write_file(path: str, content: str) -> str:
+    """Write a text file under /workspace or /tmp, replacing it if it exists. Missing directories are made."""
+    data = content.encode("utf-8", "replace")
+    try:
+        await _sandbox().write_file(path, data)
+    except SandboxError as error:
+        raise _shown(error) from error
+    return f"wrote {len(data)} bytes to {_storable(path)}"
+
+
+@tool
+async def list_files(path: str = "/workspace") -> str:
+    """List a directory under /workspace or /tmp: one entry a line, directories with a slash, files with their size."""
+    try:
+        found = await _sandbox().list_files(path)
+    except SandboxError as error:
+        raise _shown(error) from error
+    entries = found["entries"]
+    lines = [_line(entry["name"], entry["kind"], entry["size"]) for entry in entries[:_SHOWN_ENTRIES]]
+    if found["truncated"] or len(entries) > _SHOWN_ENTRIES:
+        lines.append(f"[only the first {len(lines)} entries are shown]")
+    return "\n".join(lines) or "(the directory is empty)"
+
+
+sandbox_tools: list[BaseTool] = [execute, read_file, write_file, list_files]
+for _tool in sandbox_tools:
+    _tool.handle_tool_error = True  # a ToolException becomes the tool's answer, and the model can react
+
+
+def _sandbox() -> RunSandbox:
+    sandbox = current_sandbox.get(None)
+    if sandbox is None:
+        raise SandboxError(
+            "There is no sandbox here: sandbox tools work in runs that a sandfleet executor executes."
+        )
+    return sandbox
+
+
+def _shown(error: SandboxError) -> ToolException:
+    return ToolException(f"{error.code}: {_storable(error.message)}")
+
+
+def _report(result: ExecResult) -> str:
+    lines = []
+    if result.timed_out:
+        seconds = result.duration_ms / 1000
+        lines.append(f"timed out: killed after {seconds:.0f} s, with everything that the command had started")
+    elif result.exit_code is not None:
+        lines.append(f"exit code: {result.exit_code}")
+    else:
+        lines.append(f"killed by signal {result.signal}")
+    if result.out_of_memory:
+        lines.append("the sandbox ran out of memory, and the system killed a process of it")
+    for name, data in (("stdout", result.stdout), ("stderr", result.stderr)):
+        if data:
+            lines += [f"{name}:", _shortened(_text(data)).rstrip("\n")]
+    if not result.stdout and not result.stderr:
+        lines.append("(no output)")
+    return "\n".join(lines)
+
+
+def _line(name: str, kind: str, size: int) -> str:
+    # A name may hold any character, also one that would forge another entry.
+    shown = _storable(name).encode("unicode_escape").decode() if not name.isprintable() else name
+    suffix = {"directory": "/", "file": f"\t{size}", "symlink": "@"}.get(kind, "\t(special)")
+    return shown + suffix
+
+
+def _text(data: bytes) -> str:
+    return _storable(data.decode("utf-8", "replace"))
+
+
+def _storable(text: str) -> str:
+    """Text without what PostgreSQL or JSON cannot hold: U+0000 and lone surrogates become U+FFFD."""
+    return text.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _SHOWN_CHARS:
+        return text
+    half = _SHOWN_CHARS // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"

@@ -1,0 +1,116 @@
+"""Sandbox hosts on both backends, and the check that a test leaves no sandbox behind."""
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from sandfleet.fleet.host.engine import Engine
+from sandfleet.fleet.sandbox.client import SandboxClient
+from sandfleet.fleet.sandbox.run_sandbox import RunSandbox
+from tests.fixtures_servers import TestServers
+from tests.sandbox.host_process import Host
+from tests.waiting import eventually
+
+MakeHost = Callable[..., Host]
+
+
+async def containers(host: Host) -> list[dict[str, object]]:
+    """Containers of a host's instance, in any state."""
+    async with Engine(host.docker_host) as engine:
+        return await engine.containers("sandfleet=1", f"sandfleet.instance={host.instance}")
+
+
+async def check_empty(host: Host) -> None:
+    """No container, process or folder of a sandbox is left."""
+    if host.backend == "docker":
+
+        async def no_container() -> bool:
+            return not await containers(host)
+
+        await eventually(no_container, 20, "no container left")
+    await eventually(lambda: not host.processes(), 20, "no process left")
+    folder = host.folder / "host" / "sandboxes"
+    await eventually(lambda: not folder.exists() or not any(folder.iterdir()), 20, "no folder left")
+
+
+@pytest.fixture(scope="session")
+async def shared_hosts(
+    servers: TestServers, engine: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[dict[str, Host]]:
+    """One host per backend for all tests that do not stop it or change its settings."""
+    database_url = await servers.create_database()
+    hosts = {
+        backend: Host(tmp_path_factory.mktemp(backend), database_url, backend, engine)
+        for backend in ("docker", "bwrap")
+    }
+    for host in hosts.values():
+        await host.start()
+    yield hosts
+    for host in hosts.values():
+        assert await host.stop() == 0
+    await servers.drop_database(database_url)
+
+
+@pytest.fixture(params=["docker", "bwrap"])
+async def host(request: pytest.FixtureRequest, shared_hosts: dict[str, Host]) -> AsyncIterator[Host]:
+    """A host of either backend; the test must leave no sandbox on it."""
+    chosen = shared_hosts[request.param]
+    yield chosen
+    await check_empty(chosen)
+
+
+@pytest.fixture
+async def docker_host(shared_hosts: dict[str, Host]) -> AsyncIterator[Host]:
+    """The Docker host, for what bwrap does not promise."""
+    yield shared_hosts["docker"]
+    await check_empty(shared_hosts["docker"])
+
+
+@pytest.fixture
+async def own_host(servers: TestServers, engine: str, tmp_path: Path) -> AsyncIterator[MakeHost]:
+    """Makes hosts that the test may stop, kill and configure; not yet started."""
+    database_url = await servers.create_database()
+    made: list[Host] = []
+
+    def make(backend: str = "docker", **env: str) -> Host:
+        host = Host(tmp_path / str(len(made)), database_url, backend, engine, env)
+        made.append(host)
+        return host
+
+    yield make
+    for host in made:
+        if host.process is not None:
+            await host.stop()
+        await check_empty(host)
+    await servers.drop_database(database_url)
+
+
+@pytest.fixture
+async def client(host: Host) -> AsyncIterator[SandboxClient]:
+    """A client of the parametrized host."""
+    made = SandboxClient(host.socket)
+    yield made
+    await made.aclose()
+
+
+@pytest.fixture
+async def sandbox(host: Host, client: SandboxClient) -> AsyncIterator[RunSandbox]:
+    """The sandbox of a new run, removed after the test."""
+    made = await host.sandbox(client)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def docker_client(docker_host: Host) -> AsyncIterator[SandboxClient]:
+    made = SandboxClient(docker_host.socket)
+    yield made
+    await made.aclose()
+
+
+@pytest.fixture
+async def docker_sandbox(docker_host: Host, docker_client: SandboxClient) -> AsyncIterator[RunSandbox]:
+    made = await docker_host.sandbox(docker_client)
+    yield made
+    await made.close()

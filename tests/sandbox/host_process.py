@@ -1,0 +1,138 @@
+"""A sandbox host in a process of its own, as tests drive it."""
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import psycopg
+
+from sandfleet.fleet.sandbox.client import SandboxClient
+from sandfleet.fleet.sandbox.run_sandbox import RunSandbox
+from sandfleet.shared.ids import Fence, RunKey
+from sandfleet.shared.sandbox_token import sign
+from tests.waiting import eventually
+
+INSERT_RUN = """
+    insert into runs (tenant, user_id, run_id, thread_id, assistant_id, graph_id, kind, pool, class, status,
+                      multitask_strategy, timeout_s, kwargs, metadata)
+    values (%s, %s, %s, %s, %s, 'graph', 'run', 'default', 0, 'running', 'reject', 60, '{}', '{}')
+"""
+
+
+@dataclass
+class Host:
+    """A running ``python -m sandfleet.fleet.host``, and runs for which sandboxes can be asked of it."""
+
+    folder: Path
+    database_url: str
+    backend: str
+    docker_host: str
+    env: dict[str, str] = field(default_factory=dict)
+    instance: str = field(default_factory=lambda: f"test-{uuid.uuid4().hex[:12]}")
+    secret: str = field(default_factory=lambda: secrets.token_hex(16))
+    process: asyncio.subprocess.Process | None = None
+    pids_before: set[int] = field(default_factory=set)
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "run" / "host.sock"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "host.log"
+
+    async def start(self) -> None:
+        """Start it and wait until it serves and knows the database's clock."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        env = {
+            **os.environ,
+            "SANDFLEET_INSTANCE": self.instance,
+            "SANDFLEET_HOST_SECRET": self.secret,
+            "SANDFLEET_HOST_SOCKET": str(self.socket),
+            "SANDFLEET_HOST_DIR": str(self.folder / "host"),
+            "SANDFLEET_SANDBOX": self.backend,
+            "DOCKER_HOST": self.docker_host,
+            "DATABASE_URL": self.database_url,
+            **self.env,
+        }
+        with self.log.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "sandfleet.fleet.host",
+                env=env,
+                stderr=log,
+                stdout=asyncio.subprocess.PIPE,
+            )
+        await eventually(self.ready, 30, "the host is ready")
+
+    async def ready(self) -> bool:
+        assert self.process is not None
+        assert self.process.returncode is None, self.log.read_text()[-3000:]
+        try:
+            return (await self.health())["database_age_s"] is not None
+        except (aiohttp.ClientError, OSError):
+            return False
+
+    async def health(self) -> dict[str, Any]:
+        async with (
+            aiohttp.ClientSession(
+                "http://host", connector=aiohttp.UnixConnector(str(self.socket))
+            ) as session,
+            session.get("/health") as response,
+        ):
+            answer: dict[str, Any] = await response.json()
+            return answer
+
+    async def stop(self) -> int:
+        """SIGTERM, and the exit status."""
+        assert self.process is not None
+        if self.process.returncode is None:
+            self.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(60):
+            await self.process.wait()
+        assert await self.process.stdout.read() == b"", "a daemon prints nothing on stdout"
+        return self.process.returncode
+
+    async def new_run(self, *, tenant: str = "acme", user_id: str = "ada") -> RunKey:
+        """A running run in the database."""
+        key = RunKey(tenant, user_id, uuid.uuid4())
+        async with await psycopg.AsyncConnection.connect(self.database_url, autocommit=True) as connection:
+            await connection.execute(INSERT_RUN, (*key, uuid.uuid4(), uuid.uuid4()))
+        return key
+
+    async def set_status(self, key: RunKey, status: str) -> None:
+        async with await psycopg.AsyncConnection.connect(self.database_url, autocommit=True) as connection:
+            await connection.execute("update runs set status = %s where run_id = %s", (status, key.run_id))
+
+    def signer(self, fence: Fence, valid_s: float = 60.0) -> Callable[[], str]:
+        """Signs tokens for a fence; database and tests share a machine, so its clock will do."""
+        return lambda: sign(self.secret, fence, time.time() + valid_s)
+
+    async def sandbox(
+        self, client: SandboxClient, *, key: RunKey | None = None, attempt: int = 1
+    ) -> RunSandbox:
+        fence = Fence(key or await self.new_run(), attempt)
+        return RunSandbox(fence, self.signer(fence), client)
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything below the host process: with bwrap, its sandboxes."""
+        assert self.process is not None
+        try:
+            return psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    def logged(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
