@@ -22,7 +22,7 @@ _REFUSED = {
 _YEAR_S = 366 * 24 * 3600
 
 StreamMode = Literal[
-    "values", "updates", "messages", "messages-tuple", "custom", "tasks", "checkpoints", "debug"
+    "values", "updates", "messages", "messages-tuple", "custom", "tasks", "checkpoints", "debug", "tools"
 ]
 Nodes = Literal["*"] | list[str]
 Pair = Annotated[list[Any], Field(min_length=2, max_length=2)]
