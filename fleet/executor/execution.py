@@ -14,9 +14,6 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.pregel import Pregel
 from langgraph.types import StateSnapshot
 from psycopg_pool import PoolTimeout
-from sandfleet.fleet.executor.snapshots import interrupts_by_task, payload_rows, state_rows
-from sandfleet.fleet.sandbox.client import SandboxClient
-from sandfleet.fleet.sandbox.run_sandbox import RunSandbox, current_sandbox
 
 from sandfleet.fleet.executor.fenced_writer import FencedWriter
 from sandfleet.fleet.executor.lease import Lease
@@ -30,8 +27,11 @@ from sandfleet.fleet.executor.run_request import (
     head_config,
 )
 from sandfleet.fleet.executor.saver import FencedSaver
+from sandfleet.fleet.executor.snapshots import interrupts_by_task, payload_rows, state_rows
 from sandfleet.fleet.executor.watch_calls import CallWatch
 from sandfleet.fleet.graphs.loading import Graph
+from sandfleet.fleet.sandbox.client import SandboxClient
+from sandfleet.fleet.sandbox.run_sandbox import RunSandbox, current_sandbox
 from sandfleet.shared.db.pool import Pool
 from sandfleet.shared.errors import SandfleetError, Superseded
 from sandfleet.shared.json_text import to_json
@@ -103,6 +103,7 @@ class Execution:
         )
         self._head_id = run.head_checkpoint_id
         self._known_blobs: set[bytes] = set()
+        self._snapshot: asyncio.Future[None] | None = None
         self._head_next: Sequence[str] | None = None
 
     def stop(self, reason: Stop) -> None:
@@ -211,7 +212,8 @@ class Execution:
             self._head_id = payload["config"]["configurable"]["checkpoint_id"]
             self._head_next = payload["next"]
         rows = payload_rows(str(self.run.thread_id), self.run.fence.key.run_id, payload, self._known_blobs)
-        self._services.writer.submit(self.run.fence, rows).add_done_callback(_retrieve)
+        self._snapshot = self._services.writer.submit(self.run.fence, rows)
+        self._snapshot.add_done_callback(_retrieve)
 
     async def _succeeded(self, graph: Pregel[Any, Any, Any, Any]) -> Ending:
         """The graph has returned. If something is left to do, it was interrupted."""
@@ -311,6 +313,10 @@ class Execution:
     async def _finish(self, stream: RunStream, ending: Ending) -> ReadyRuns | None:
         """The terminal transaction, tried until PostgreSQL answers. None: another attempt, or the run's end, came first."""
         await stream.drain()
+        if (
+            self._snapshot is not None
+        ):  # past the end its fence holds no longer, and the last state would be lost
+            await asyncio.wait([self._snapshot])
         names = [("error", ending.error)] if ending.error is not None else []
         names.append(("end", "null"))
         first = stream.reserve(len(names))
