@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from sandfleet.functions.api.responses import error_response, json_response
-from sandfleet.shared.errors import InvalidRequest, SandfleetError, Unavailable
+from sandfleet.shared.errors import BodyTooLarge, InvalidRequest, SandfleetError, Unavailable
 
 _log = logging.getLogger(__name__)
 _SHOWN = 3  # problems of one body that are named
@@ -34,7 +34,8 @@ async def _ours(_: Request, error: Exception) -> Response:
     assert isinstance(error, SandfleetError)
     if error.status >= 500:
         _log.warning("%s: %s", error.code, error.message)
-    return error_response(error)
+    # The rest of a body that is too large is not read: the connection cannot be used again.
+    return error_response(error, {"connection": "close"} if isinstance(error, BodyTooLarge) else None)
 
 
 async def _schema(_: Request, error: Exception) -> Response:

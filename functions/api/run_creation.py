@@ -3,6 +3,7 @@
 import hashlib
 import re
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -204,5 +205,5 @@ async def view(request: Request, owner: Owner, created: Created) -> dict[str, An
         kwargs=created.plan.kwargs,
         metadata=created.accepted.metadata or {},
         created_at=created.accepted.created_at,
-        updated_at=created.accepted.created_at,
+        updated_at=created.accepted.created_at - timedelta(seconds=s.delay_s),
     )
