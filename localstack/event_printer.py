@@ -105,6 +105,8 @@ def _text(content: Any) -> str:
         return content
     if isinstance(content, list):
         return "".join(part.get("text", "") if isinstance(part, dict) else str(part) for part in content)
+    if isinstance(content, dict):
+        return str(content.get("text", ""))
     return "" if content is None else str(content)
 
 

@@ -1,5 +1,6 @@
 """The embedded AWS emulator: MiniStack, with SQS only, run as a plain child process."""
 
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 
@@ -45,6 +46,8 @@ async def start_ministack(
             log=supervisor.logs / "ministack.log",
             ready=ready,
             restore=lambda: restore(url),
+            # It has nothing to save, and asked politely it waits three seconds for open long polls.
+            stop_signal=signal.SIGKILL,
         )
     )
     return url

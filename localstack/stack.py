@@ -56,7 +56,7 @@ class Stack:
         self.executors = executors
         self.apis = apis
         self._wish = sandbox
-        self._env = {**os.environ, **(env or {})}
+        self._env = {k: v for k, v in {**os.environ, **(env or {})}.items() if v or k not in _SERVERS}
         self._say = say
         self._engine_dir = (engine_dir or self.root / "docker").resolve()
         self._port = port

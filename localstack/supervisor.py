@@ -113,7 +113,7 @@ class Supervisor:
         self._save()
 
     async def close(self) -> list[str]:
-        """Stop everything that still runs, the last started first, and give the folder back.
+        """Stop everything that still runs, side by side, and give the folder back.
 
         Returns what had to be removed by force; empty is the normal case.
         """
@@ -123,8 +123,7 @@ class Supervisor:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for name in reversed(list(self.processes)):
-            await self.processes[name].stop()
+        await self.stop(*self.processes)
         watchdog, self._watchdog = self._watchdog, None
         if watchdog is not None:
             watchdog.kill()

@@ -16,7 +16,7 @@ from sandfleet.localstack.stack import Stack
 from sandfleet.localstack.terminal import Steps, out
 from sandfleet.localstack.timing_table import print_timing
 
-TASK = "Write a Python program that prints the first ten prime numbers and their sum, and run it."
+TASK = "Which numbers below 100 are prime? Find out with a program."
 _SANDBOX_GONE_S = 60.0
 
 
