@@ -26,6 +26,8 @@ from sandfleet.shared.ids import Owner
 from sandfleet.shared.store.api_keys import create_key, hash_key
 
 OWNER = Owner("local", "developer")
+# Set but empty, these mean the same as not set: embedded servers, the scripted provider.
+_EMPTY_IS_UNSET = ("DATABASE_URL", "REDIS_URL", "AWS_ENDPOINT_URL", "SANDFLEET_MODEL")
 
 
 class Stack:
@@ -56,7 +58,7 @@ class Stack:
         self.executors = executors
         self.apis = apis
         self._wish = sandbox
-        self._env = {k: v for k, v in {**os.environ, **(env or {})}.items() if v or k not in _SERVERS}
+        self._env = {k: v for k, v in {**os.environ, **(env or {})}.items() if v or k not in _EMPTY_IS_UNSET}
         self._say = say
         self._engine_dir = (engine_dir or self.root / "docker").resolve()
         self._port = port
