@@ -202,6 +202,7 @@ class Publisher:
         self._away_until = 0.0
         self._failures = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
 
     async def start(self) -> None:
         """Begin to append. Does not wait for Redis."""
@@ -220,6 +221,7 @@ class Publisher:
             _log.warning("%d runs were not flushed in time", len(self._dirty.keys() | self._flying))
         if self._timer is not None:
             self._timer.cancel()
+        self._closing = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -302,7 +304,7 @@ class Publisher:
         self._landed.set()
 
     async def _append(self) -> None:
-        while True:
+        while not self._closing:  # a client with a socket_timeout swallows cancellation on Python 3.11
             await self._append_wake.wait()
             self._append_wake.clear()
             streams, self._ready = self._ready, []

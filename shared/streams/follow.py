@@ -7,6 +7,7 @@ the journal. Nothing follows ``end``.
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
+from contextlib import aclosing
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -266,20 +267,21 @@ _ALWAYS = frozenset({"metadata", "error", "end", "resync"})
 
 
 async def filter_modes(
-    events: AsyncIterator[StreamEvent], modes: Collection[str]
+    events: AsyncGenerator[StreamEvent], modes: Collection[str]
 ) -> AsyncGenerator[StreamEvent]:
     """Only the events of the given stream modes, by the SDK's names; no modes means all.
 
     An event belongs to the mode of its name up to ``|`` (a subgraph's namespace follows it); ``messages`` belongs to
     ``messages-tuple``, and ``messages/…`` to ``messages``. ``metadata``, ``error``, ``end`` and ``resync`` always pass.
-    Apply it after ``follow``: continuity is judged on the whole stream.
+    Apply it after ``follow``: continuity is judged on the whole stream. Closing it closes ``events``.
     """
     wanted = frozenset(modes)
-    async for event in events:
-        name = event.event.partition("|")[0]
-        if name == "messages":
-            name = "messages-tuple"
-        elif name.startswith("messages/"):
-            name = "messages"
-        if not wanted or name in wanted or name in _ALWAYS:
-            yield event
+    async with aclosing(events):
+        async for event in events:
+            name = event.event.partition("|")[0]
+            if name == "messages":
+                name = "messages-tuple"
+            elif name.startswith("messages/"):
+                name = "messages"
+            if not wanted or name in wanted or name in _ALWAYS:
+                yield event

@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 _FIELD = FIELD.encode()
 _AWAY = (RedisError, OSError, TimeoutError)
 _WAKE_TTL_S = 60
+_COMMAND_TIMEOUT_S = 2.0
 _COUNT = 64  # entries of one stream per read
 
 
@@ -129,9 +130,8 @@ class Hub:
         self._block_ms = int(block_s * 1000)
         self._pause_per_run_s = pause_per_run_s
         self._max_pause_s = max_pause_s
-        # A socket timeout below the block time would end a quiet, healthy read.
-        self._reader = _connect(redis_url, timeout_s=block_s + 5.0)
-        self._redis = _connect(redis_url, timeout_s=2.0)
+        self._reader = _connect(redis_url)
+        self._redis = _connect(redis_url)
         self._watched: dict[RunKey, _Watched] = {}
         self._by_stream: dict[bytes, _Watched] = {}
         self._anything = asyncio.Event()
@@ -172,7 +172,8 @@ class Hub:
         """Up to 64 entries after an id, and the id to go on from, None at the end. Nothing while Redis is away."""
         begin = "-" if after == START else f"({after}"
         try:
-            entries = await self._redis.xrange(stream_key(key.run_id), min=begin, count=_COUNT)
+            async with asyncio.timeout(_COMMAND_TIMEOUT_S):
+                entries = await self._redis.xrange(stream_key(key.run_id), min=begin, count=_COUNT)
         except _AWAY:
             return [], None
         events = [event for entry_id, fields in entries for event in _events(key, entry_id, fields)]
@@ -181,7 +182,8 @@ class Hub:
     async def top(self, key: RunKey) -> EventId:
         """Id of the last entry of a run's stream; START when there is none or Redis is away."""
         try:
-            entries = await self._redis.xrevrange(stream_key(key.run_id), count=1)
+            async with asyncio.timeout(_COMMAND_TIMEOUT_S):
+                entries = await self._redis.xrevrange(stream_key(key.run_id), count=1)
         except _AWAY:
             return START
         return parse_entry_id(entries[0][0]) if entries else START
@@ -227,7 +229,9 @@ class Hub:
         block_ms = self._block_ms if self.redis_up else 1
         self._blocked = True
         try:
-            reply = await self._reader.xread(positions, count=_COUNT, block=block_ms)
+            # Above the block time, or it would end a quiet, healthy read.
+            async with asyncio.timeout(block_ms / 1000 + _COMMAND_TIMEOUT_S):
+                reply = await self._reader.xread(positions, count=_COUNT, block=block_ms)
         finally:
             self._blocked = False
         for stream, entries in reply:
@@ -254,7 +258,10 @@ class Hub:
         while self._blocked and self.redis_up:
             self._wakes_sent += 1
             try:
-                async with self._redis.pipeline(transaction=True) as pipeline:
+                async with (
+                    asyncio.timeout(_COMMAND_TIMEOUT_S),
+                    self._redis.pipeline(transaction=True) as pipeline,
+                ):
                     pipeline.xadd(self._wake_key, {"w": 1}, id=f"{self._wakes_sent}-0", maxlen=1)
                     pipeline.expire(self._wake_key, _WAKE_TTL_S)
                     await pipeline.execute()
@@ -288,14 +295,14 @@ class Hub:
                     subscription.notify()
 
 
-def _connect(url: str, *, timeout_s: float) -> Redis:
-    # One connection, which callers wait for; no retries, because every caller has its own way to go on.
+def _connect(url: str) -> Redis:
+    # One connection, which callers wait for; no retries, because every caller has its own way to go on. No socket_timeout
+    # either: redis-py puts writes into asyncio.wait_for then, which swallows cancellation on Python 3.11.
     pool = BlockingConnectionPool.from_url(
         url,
         max_connections=1,
-        timeout=timeout_s,
-        socket_timeout=timeout_s,
-        socket_connect_timeout=2.0,
+        timeout=None,
+        socket_connect_timeout=_COMMAND_TIMEOUT_S,
         socket_keepalive=True,
         retry=Retry(NoBackoff(), 0),
     )

@@ -84,5 +84,6 @@ async def body(events: AsyncGenerator[StreamEvent], heartbeat_s: float) -> Async
                 wake.set()
     finally:
         timer.cancel()
-        gathering.cancel()
-        await asyncio.gather(gathering, return_exceptions=True)
+        while not gathering.done():  # a library below may swallow a cancellation
+            gathering.cancel()
+            await asyncio.wait([gathering], timeout=1.0)

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 
 import pytest
+
 from tests.streams.world import World, open_world
 
 

@@ -162,16 +162,25 @@ class Client:
 
 
 @asynccontextmanager
-async def open_world(database_url: str, redis_url: str, **hub_options: Any) -> AsyncIterator[World]:
+async def open_world(
+    database_url: str,
+    redis_url: str,
+    *,
+    publisher_url: str | None = None,
+    hub_url: str | None = None,
+    **hub_options: Any,
+) -> AsyncIterator[World]:
+    """A world; the publisher and the hub may reach Redis by ways of their own."""
     settings = Settings(database_url=database_url, redis_url=redis_url, flush_pause_ms=2.0)
     pool = open_pool(database_url, 8)
     await pool.open()
     redis = Redis.from_url(redis_url)
     writer = FencedWriter(database_url)
     await writer.start()
-    publisher = Publisher(writer, redis, pool, settings)
+    publisher_redis = Redis.from_url(publisher_url or redis_url)
+    publisher = Publisher(writer, publisher_redis, pool, settings)
     await publisher.start()
-    hub = Hub(redis_url, pool, **{"poll_every_s": 0.2, "grace_s": 0.1, **hub_options})
+    hub = Hub(hub_url or redis_url, pool, **{"poll_every_s": 0.2, "grace_s": 0.1, **hub_options})
     hub.start()
     try:
         yield World(pool, redis, redis_url, database_url, settings, writer, publisher, hub)
@@ -179,5 +188,6 @@ async def open_world(database_url: str, redis_url: str, **hub_options: Any) -> A
         await hub.aclose()
         await publisher.aclose()
         await writer.stop()
+        await publisher_redis.aclose()
         await redis.aclose()
         await pool.close()
