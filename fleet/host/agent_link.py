@@ -186,7 +186,7 @@ class AgentLink:
         except OSError as error:
             reason = f"the connection to its agent failed ({error})"
         self.close(reason)
-        return reason
+        return self._reason or reason
 
     async def _receive(self) -> None:
         decoder = wire.Decoder()
@@ -265,7 +265,7 @@ class AgentLink:
         )
 
     def explain(self, reason: str) -> None:
-        """Replace the reason by a better one that was found out later."""
+        """Say why the sandbox ends, in place of what the connection will show; nothing new is begun from here on."""
         self._reason = reason
 
 

@@ -204,8 +204,9 @@ class Sandbox:
             failed = True
         if failed and not self._removing:
             logger.warning("killing a sandbox from outside", extra={"sandbox": self.id})
+            self._link.explain("a command in it could not be killed")
             await self._backend.kill(self._handle)
-            self._link.close("a command in it could not be killed")
+            self._link.close("it was killed")
 
 
 def _listen(listener: socket.socket, folder: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from sandfleet.fleet.sandbox.client import SandboxClient
 from sandfleet.fleet.sandbox.errors import HostUnavailable, NoSandbox, SandboxLost
-from sandfleet.shared.errors import SandboxError, SandfleetError
+from sandfleet.shared.errors import SandfleetError
 from sandfleet.shared.ids import Fence
 
 _HOST_PATIENCE_S = 5.0  # a host that restarts or is full for a moment costs a pause, not a failed tool call
@@ -52,6 +52,7 @@ class RunSandbox:
         self._sign_token = sign_token
         self._client = client
         self._acquired = False
+        self._used = False
         self._lock = asyncio.Lock()
 
     async def exec(
@@ -115,8 +116,8 @@ class RunSandbox:
 
     async def close(self) -> None:
         """Remove the sandbox if this attempt used one. Never raises: what fails here the host reaps."""
-        if self._acquired:
-            self._acquired = False
+        if self._used:
+            self._acquired = self._used = False
             with suppress(SandfleetError, TimeoutError, OSError):
                 await self._client.remove(self._sign_token())
 
@@ -141,6 +142,7 @@ class RunSandbox:
     async def _acquire(self) -> None:
         patient_until = time.monotonic() + _HOST_PATIENCE_S
         while True:
+            self._used = True  # also when the answer is lost
             try:
                 acquired = await self._client.acquire(self._sign_token())
             except HostUnavailable:
@@ -150,7 +152,7 @@ class RunSandbox:
                 continue
             self._acquired = True
             if acquired["lost"] is not None:
-                raise SandboxError(acquired["lost"])
+                raise SandboxLost(acquired["lost"])
             return
 
 

@@ -181,7 +181,7 @@ class Output:
         else:
             self.dropped += len(data)
             self.tail = (self.tail + data)[-TAIL:]
-        if len(data) < CHUNK // 16:
+        if len(data) < CHUNK // 16 and self.command.status is None:
             self.unwatch()
             self.resume_at = time.monotonic() + SHORT_READ_PAUSE_S
 
@@ -334,7 +334,7 @@ class Command(Operation):
                 due.append(self.kill_next)
         for output in self.outputs:
             if output.open and not output.watched and not output.stalled:
-                if now >= output.resume_at:
+                if now >= output.resume_at or self.status is not None:
                     output.watch()
                 else:
                     due.append(output.resume_at)

@@ -1,0 +1,144 @@
+"""Time limits and cancelling: whatever a command started is gone, and the sandbox is as good as before."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from sandfleet.fleet.host.engine import Engine
+from sandfleet.fleet.sandbox.errors import SandboxLost
+from tests.sandbox.conftest import containers
+from tests.sandbox.inside import command_lines, sleepers
+from tests.waiting import eventually
+
+STUBBORN = {
+    "a child": "sleep 300",
+    "a background child that the shell waits for": "sleep 300 & wait",
+    "a pipeline": "sleep 300 | sleep 301 | cat",
+    "a grandchild in its own session": "setsid sleep 300 & wait",
+    "a daemon that forked twice": "(setsid setsid sleep 300 &) ; sleep 301",
+    "a daemon with a new environment and our pipes": "(env -i setsid sleep 300 &) ; sleep 301",
+    "a child that ignores SIGTERM": "trap '' TERM INT HUP; sleep 300 & wait; wait",
+    "a daemon without our pipes": "(setsid sleep 300 </dev/null >/dev/null 2>&1 &) ; sleep 301",
+    "a stopped child": "sleep 300 & kill -STOP $!; wait",
+}
+
+
+@pytest.mark.parametrize("command", STUBBORN.values(), ids=STUBBORN.keys())
+async def test_a_command_over_its_time_takes_everything_it_started_with_it(sandbox, command):
+    """Red when only the shell is killed, or only its process group: each case survives one of those."""
+    result = await sandbox.exec(command, timeout_s=0.5)
+    assert result.timed_out
+    assert await sleepers(sandbox) == []
+
+
+async def test_a_time_limit_leaves_other_commands_alone(sandbox):
+    """Red when the first answer to a time limit is to kill everything in the sandbox."""
+    other = asyncio.create_task(sandbox.exec("until [ -e go ]; do sleep 0.02; done; echo well", timeout_s=60))
+    assert (await sandbox.exec("sleep 300 & wait", timeout_s=0.5)).timed_out
+    await sandbox.write_file("go", b"")
+    assert (await other).stdout == b"well\n"
+
+
+async def test_output_before_the_time_limit_is_kept(sandbox):
+    result = await sandbox.exec("echo early; sleep 300", timeout_s=0.5)
+    assert (result.timed_out, result.stdout) == (True, b"early\n")
+
+
+async def test_a_background_process_does_not_hold_up_its_command(sandbox):
+    """Red when the end of output is awaited: the background process holds the pipes for 300 s."""
+    result = await sandbox.exec("sleep 300 & echo started", timeout_s=60)
+    assert (result.timed_out, result.exit_code, result.stdout) == (False, 0, b"started\n")
+
+
+async def test_a_cancelled_exec_kills_the_command(sandbox):
+    """Red when the host does not notice the dropped request, or kills only the shell."""
+    await sandbox.exec("true")
+    running = asyncio.create_task(sandbox.exec("setsid sleep 300 & sleep 301", timeout_s=120))
+
+    async def started():
+        return len(await sleepers(sandbox)) == 2
+
+    async def gone():
+        return await sleepers(sandbox) == []
+
+    await eventually(started, what="the command runs")
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await eventually(gone, what="its processes are gone")
+
+
+async def test_a_fork_bomb_is_bounded_and_killed(sandbox):
+    """Red without a pids limit (the machine suffers), or when the ladder ends at the tree kill (it forks away)."""
+    result = await sandbox.exec("bomb() { bomb | bomb & }; bomb; sleep 300", timeout_s=2)
+    assert result.timed_out or result.signal == signal.SIGKILL
+    assert (await sandbox.exec("echo fine")).stdout == b"fine\n"
+    assert len(await command_lines(sandbox)) < 5
+
+
+async def test_no_zombies_stay(sandbox):
+    """Red when PID 1 reaps only the commands it started: orphans become its children."""
+    await sandbox.exec("for i in $(seq 20); do (setsid true &); done")
+
+    async def none():
+        result = await sandbox.exec("cat /proc/[0-9]*/stat 2>/dev/null")
+        return not [
+            line for line in result.stdout.decode().splitlines() if line.rpartition(")")[2].split()[0] == "Z"
+        ]
+
+    await eventually(none, what="no zombies")
+
+
+async def test_memory_that_runs_out_kills_the_command_and_not_the_sandbox(docker_sandbox):
+    """Red without a memory limit, or when the kernel may pick the agent: then the sandbox would be lost."""
+    await docker_sandbox.write_file("kept", b"here")
+    result = await docker_sandbox.exec(["python3", "-c", "x = bytearray(2_000_000_000)"])
+    assert result.signal == signal.SIGKILL
+    assert result.out_of_memory
+    assert await docker_sandbox.read_file("kept") == b"here"
+
+
+async def test_many_small_processes_that_fill_memory_do_not_kill_the_agent(docker_sandbox):
+    """Red without the raised oom_score_adj of commands: the agent is bigger than each of these."""
+    program = "for i in $(seq 60); do python3 -c 'x=bytearray(10_000_000); import time; time.sleep(300)' & done; wait"
+    await docker_sandbox.exec(program, timeout_s=15)
+    assert (await docker_sandbox.exec("echo fine")).stdout == b"fine\n"
+
+
+async def test_a_sandbox_whose_agent_does_not_answer_is_killed_from_outside(docker_host, docker_sandbox):
+    """Red when the host trusts the agent with the time limit: the agent is stopped here."""
+    await docker_sandbox.exec("true")
+    (container,) = await containers(docker_host)
+    async with Engine(docker_host.docker_host) as engine:
+        pid = (await engine.call("GET", f"/containers/{container['Id']}/json"))["State"]["Pid"]
+    running = asyncio.create_task(docker_sandbox.exec("sleep 300", timeout_s=1))
+
+    async def sleeping():
+        async with Engine(docker_host.docker_host) as engine:
+            top = await engine.call("GET", f"/containers/{container['Id']}/top")
+        return any("sleep 300" in " ".join(row) for row in top["Processes"])
+
+    await eventually(sleeping, what="the command runs")
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(SandboxLost, match="could not be killed"):
+        await running
+    assert (await docker_sandbox.exec("echo anew")).stdout == b"anew\n"
+
+
+async def test_a_full_workspace_is_an_error_of_the_command(docker_sandbox):
+    """Red without the size of the tmpfs: the machine's memory would fill instead."""
+    result = await docker_sandbox.exec("head -c 1000000000 /dev/zero > fill; echo $?; df -m . | tail -1")
+    assert result.stdout.startswith(b"1\n")
+    assert b"No space left" in result.stderr
+    assert (await docker_sandbox.exec("rm fill; echo fine > file; cat file")).stdout == b"fine\n"
+
+
+async def test_the_number_of_files_is_bounded(docker_sandbox):
+    """Red without nr_inodes: empty files take kernel memory that the size of a tmpfs does not count."""
+    program = (
+        "n=0\ntry:\n while True: open(f'f{n}', 'w').close(); n += 1\nexcept OSError as e: print(n, e.errno)"
+    )
+    result = await docker_sandbox.exec(["python3", "-c", program])
+    count, errno = map(int, result.stdout.split())
+    assert (count < 65_536, errno) == (True, 28)
