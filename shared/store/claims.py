@@ -4,6 +4,7 @@ Every statement names (run, attempt), never the owner: by owner, a claim whose r
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -148,7 +149,9 @@ class Ending:
 async def finish(connection: Connection, fence: Fence, ending: Ending) -> tuple[bool, ReadyRuns]:
     """The terminal transaction. Returns whether the run ended by this attempt (now, or before, when the reply of an
     earlier call was lost) and which pools got ready runs through it."""
-    async with connection.transaction():
+    # The function holds the tenant's lock until its transaction ends. A statement on its own ends it in the server; a
+    # block would hold it over two more round trips of a busy process, and serialise the tenant's runs behind them.
+    async with connection.transaction() if ending.rollback else nullcontext():
         cursor = await connection.execute(
             """select * from finish_run(%s, %s, %s, %s, %s, %s::json, %s::json, %s::json, %s, %s::json, %s::json, %s, %s, %s, %s)""",
             (
