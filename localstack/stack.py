@@ -139,20 +139,25 @@ class Stack:
         self._info = None
         return removed
 
-    def kill(self, name: str, sig: signal.Signals = signal.SIGKILL) -> None:
-        """Send a signal to a process. After SIGKILL or SIGTERM it stays away until `restart`."""
+    async def kill(self, name: str, sig: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal to a process, and after SIGKILL wait until it is gone.
+
+        After SIGKILL, SIGTERM or SIGINT it stays away until `restart`.
+        """
         process = self.supervisor.processes[name]
         if sig in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
             process.wanted = False
         process.send(sig)
+        if sig == signal.SIGKILL:
+            await process.wait(10.0)
 
-    def pause(self, name: str) -> None:
+    async def pause(self, name: str) -> None:
         """Freeze a process (SIGSTOP)."""
-        self.kill(name, signal.SIGSTOP)
+        await self.kill(name, signal.SIGSTOP)
 
-    def resume(self, name: str) -> None:
+    async def resume(self, name: str) -> None:
         """Let a paused process go on (SIGCONT)."""
-        self.kill(name, signal.SIGCONT)
+        await self.kill(name, signal.SIGCONT)
 
     async def restart(self, name: str) -> None:
         """Start a process again, on the same addresses, and wait until it is ready."""
