@@ -29,7 +29,7 @@ test: install-dev ## Run all tests on real servers and a real Docker Engine
 check: install-dev ## Formatting, lint, types, import boundaries, unit tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	$(BIN)/mypy -p sandfleet
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest tests/unit -q
 
