@@ -54,20 +54,19 @@ class Live(Response):
         try:
             await asyncio.wait((sending, gone, closing), return_when=asyncio.FIRST_COMPLETED)
             if not sending.done():
-                sending.cancel()
-                await asyncio.wait((sending,))
-                if gone.done():
-                    if self._on_disconnect is not None:
-                        self._on_disconnect()
-                    return
-                if not self._may_end_early:
+                lost = gone.done()
+                if lost and self._on_disconnect is not None:
+                    self._on_disconnect()
+                await _stop(sending)
+                if lost or not self._may_end_early:
                     return
             elif not await self._is_whole(sending):
                 return
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            for task in (sending, gone, closing):
-                task.cancel()
+            gone.cancel()
+            closing.cancel()
+            await _stop(sending)
             await self._chunks.aclose()
 
     async def _send(self, send: Send) -> None:
@@ -84,6 +83,13 @@ class Live(Response):
             _log.exception("a response broke off")
             return False
         return True
+
+
+async def _stop(task: "asyncio.Future[None]") -> None:
+    """Cancel until it is over: a cancellation that meets a database query may be answered by the query's own error."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait((task,), timeout=1.0)
 
 
 async def _disconnect(receive: Receive) -> None:

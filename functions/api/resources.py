@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 from typing import Any
 from uuid import UUID
 
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, Redis
 
 from sandfleet.functions.api.known_assistants import KnownAssistants
 from sandfleet.shared.cancel_keys import set_cancel
@@ -48,8 +48,14 @@ class Resources:
         async with self._opening:
             if self._is_open:
                 return
-            self.redis = Redis.from_url(
-                self.settings.redis_url, socket_timeout=1.0, socket_connect_timeout=1.0, max_connections=4
+            self.redis = Redis.from_pool(
+                BlockingConnectionPool.from_url(
+                    self.settings.redis_url,
+                    max_connections=4,
+                    timeout=1.0,
+                    socket_timeout=1.0,
+                    socket_connect_timeout=1.0,
+                )
             )
             self.waker = Waker(self.redis, self.permits)
             self.hub = Hub(self.settings.redis_url, self.pool)

@@ -103,7 +103,7 @@ class Executor:
         run: ClaimedRun,
         seq: int,
         *,
-        status: Any = "success",
+        status: Any = None,
         output: Any = None,
         error: dict[str, str] | None = None,
         thread_status: str | None = "idle",
@@ -119,7 +119,7 @@ class Executor:
             self.connection,
             run.fence,
             Ending(
-                status=status,
+                status=status or ("error" if error else "success"),
                 events=json.dumps(events),
                 error=json.dumps(error) if error else None,
                 output=json.dumps(output or {"checkpoint_id": None, "interrupts": {}}),
