@@ -231,10 +231,10 @@ def _sql(kinds: tuple[int, ...]) -> str:
             f (n, tenant, user_id, run_id, attempt) order by tenant, user_id, run_id
         ), ok as materialized (
           select f.* from named f left join lateral (
-            select true as held from runs r
+            select r.status from runs r  -- the status is compared outside: it must not lead to an index of running runs
             where r.tenant = f.tenant and r.user_id = f.user_id and r.run_id = f.run_id
-              and r.attempt = f.attempt and r.status = 'running' for share) r on true
-          where r.held or f.run_id is null
+              and r.attempt = f.attempt for share) r on true
+          where r.status = 'running' or f.run_id is null
         ), {inserts}
         select n from ok
         """

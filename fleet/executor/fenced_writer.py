@@ -216,7 +216,8 @@ class FencedWriter:
         fenced_rows.register(connection)
         # Every lookup here is by key. A plan that was made while the tables were small must not scan them later.
         await connection.execute(
-            "select set_config('enable_seqscan', 'off', false), set_config('plan_cache_mode', 'force_generic_plan', false)"
+            "select set_config('enable_seqscan', 'off', false), set_config('enable_bitmapscan', 'off', false),"
+            " set_config('plan_cache_mode', 'force_generic_plan', false)"
         )
         return connection
 
