@@ -1,6 +1,7 @@
 """The API as a process of its own: ``python -m sandfleet.functions.api``."""
 
 import logging
+import signal
 from types import FrameType
 
 import uvicorn
@@ -21,8 +22,10 @@ class _Server(uvicorn.Server):
         self._resources = resources
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # Not uvicorn's own handler: it raises the signal again after a clean stop, and the exit code would not be 0.
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
         self._resources.closing.set()
-        super().handle_exit(sig, frame)
 
 
 class _CutsAreMeant(logging.Filter):

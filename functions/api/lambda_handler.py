@@ -37,8 +37,9 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
 
 def _without_stage(event: dict[str, Any]) -> dict[str, Any]:
     """An HTTP API puts the name of its stage in front of the path, except for the default stage."""
-    prefix = f"/{event.get('requestContext', {}).get('stage', '$default')}/"
-    path: str = event.get("rawPath", "")
-    if prefix == "/$default/" or not path.startswith(prefix):
+    context = event.get("requestContext", {})
+    stage, http = f"/{context.get('stage')}/", context.get("http")
+    if http is None or not http["path"].startswith(stage):
         return event
-    return {**event, "rawPath": path[len(prefix) - 1 :]}
+    path = http["path"][len(stage) - 1 :]
+    return {**event, "rawPath": path, "requestContext": {**context, "http": {**http, "path": path}}}
