@@ -139,7 +139,7 @@ async def test_a_graph_ends_when_it_is_superseded(
         ran.append("third")
         return {"xs": ["c"]}
 
-    builder = StateGraph(State)
+    builder: Any = StateGraph(State)
     builder.add_node("first", lambda _: {"xs": ["a"]})
     builder.add_node("second", second)
     builder.add_node("third", third)
@@ -150,8 +150,8 @@ async def test_a_graph_ends_when_it_is_superseded(
     config = {"configurable": {"thread_id": str(fence.key.run_id)}}
     graph = builder.compile(checkpointer=make_saver(fence))
     with pytest.raises(Superseded):
-        await graph.ainvoke({"xs": []}, config, durability=durability)  # type: ignore[call-overload]
-    kept = await builder.compile(checkpointer=make_saver()).aget_state(config)  # type: ignore[arg-type]
+        await graph.ainvoke({"xs": []}, config, durability=durability)
+    kept = await builder.compile(checkpointer=make_saver()).aget_state(config)
     if durability == "sync":
         assert ran == []
         assert kept.values == {"xs": ["a"]}
@@ -165,7 +165,7 @@ async def test_deleting_is_fenced_too(
     """Breaks without the fence in the saver's transactions: a paused executor would delete its successor's checkpoints."""
     fence = await start_run()
     saver = make_saver(fence)
-    builder = StateGraph(State)
+    builder: Any = StateGraph(State)
     builder.add_node("a", lambda _: {"xs": ["a"]})
     builder.add_edge(START, "a")
     thread_id = str(fence.key.run_id)
