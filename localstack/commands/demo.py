@@ -30,9 +30,12 @@ async def demo(root: Path, project: Path) -> int:
         info = await stack.start()
         out.print(f"\n[bold]task[/]     {TASK}")
         printer = EventPrinter(out)
+        seen: set[str] = set()
+        watching = asyncio.create_task(_watch_sandboxes(info, seen))
         async with client_of(info) as client:
             thread_id, run_id = await run_prompt(client, "coder", TASK, printer)
             run = await client.runs.get(thread_id, run_id)
+        watching.cancel()
         problems += _judge(printer, run["status"])
         out.print(f"\n[bold]answer[/]   {printer.answer}", markup=True, highlight=False)
         await print_timing(info, run_id)
@@ -43,9 +46,9 @@ async def demo(root: Path, project: Path) -> int:
         removed = await stack.stop()
     problems += [f"had to be removed by force: {thing}" for thing in removed]
     problems += [f"still running: {p.name()} ({p.pid})" for p in processes_of(stack.supervisor.instance)]
-    out.print(f"\n[bold]cleaned up[/]  processes stopped: {', '.join(names)}")
-    if info.docker_host is not None:
-        out.print("            containers and networks left: none" if not problems else "")
+    if seen:
+        out.print(f"[bold]cleaned up[/]  removed with the run: {', '.join(sorted(seen))}")
+    out.print(f"[bold]cleaned up[/]  processes stopped: {', '.join(names)}")
     for problem in problems:
         out.print(f"[bold red]problem[/]  {problem}", highlight=False)
     if not problems:
@@ -74,6 +77,15 @@ async def _judge_database(info: StackInfo, run_id: str) -> list[str]:
     if row is None or row[0] != "success":
         return [f"PostgreSQL has the run as {row[0] if row else 'missing'}"]
     return [] if row[1] is None else ["PostgreSQL still has a lease on the run"]
+
+
+async def _watch_sandboxes(info: StackInfo, seen: set[str]) -> None:
+    """Note the containers and networks that the run gets, until cancelled."""
+    while info.docker_host is not None:
+        seen.update(
+            await asyncio.to_thread(docker_api.labelled, info.docker_host, f"{LABEL}={info.instance}")
+        )
+        await asyncio.sleep(0.1)
 
 
 async def _judge_sandboxes(info: StackInfo) -> list[str]:
