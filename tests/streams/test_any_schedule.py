@@ -1,13 +1,13 @@
 """The client's view is right under any schedule of emits, flushes, hand-overs, zombies, losses and reconnects.
 
-Each rule was switched off once to see this test fail:
+Each rule was switched off once to see a test fail:
 
 - entries appended before their journalled events are committed → an event that is not in the journal was shown;
-- an entry named by its first event instead of its last → token deltas are lost in silence, events of the journal too;
-- no look into the journal when ids jump → journalled events are missing;
+- no look into the journal when ids jump, or only within an attempt → journalled events are missing;
 - no `resync` → a silent hole;
 - events at or below the cursor not dropped → duplicates;
-- no comparison with PostgreSQL → no `end`.
+- no comparison with PostgreSQL → no `end`;
+- an entry named by its first event instead of its last → token deltas are lost that Redis has (the second test).
 """
 
 import asyncio
@@ -23,14 +23,15 @@ from sandfleet.shared.streams.follow import StreamEvent
 from tests.streams.wire import Wire, open_wire
 from tests.streams.world import World, open_world
 
-STEPS = st.one_of(
+QUIET_STEPS = st.one_of(
     st.tuples(st.just("emit"), st.integers(0, 2), st.text("tm", min_size=1, max_size=5)),
     st.tuples(st.just("emit"), st.just(0), st.text("tm", min_size=1, max_size=5)),
     st.tuples(st.just("flush"), st.integers(0, 2)),
     st.tuples(st.just("read"), st.integers(1, 6)),
     st.tuples(st.just("reconnect"), st.floats(0, 1)),
-    st.tuples(st.sampled_from(("claim", "lose", "trim", "cut", "mend", "drop", "pause"))),
+    st.tuples(st.sampled_from(("claim", "pause"))),
 )
+STEPS = QUIET_STEPS | st.tuples(st.sampled_from(("lose", "trim", "cut", "mend", "drop")))
 
 
 class Play:
@@ -148,6 +149,13 @@ async def wired(database: str, redis_url: str):
         yield world, executor_wire, api_wire
 
 
+@pytest.fixture(scope="module")
+async def patient(database: str, redis_url: str):
+    """A world whose clients wait for Redis and not for the journal."""
+    async with open_world(database, redis_url, poll_every_s=0.5, grace_s=10) as world:
+        yield world
+
+
 @settings(
     max_examples=150,
     deadline=None,
@@ -170,5 +178,30 @@ async def test_any_schedule_gives_the_client_a_right_view(
             await play.step(*step)  # type: ignore[arg-type]
         await play.end(how)
         assert faults(play.seen, await world.journal(play.key)) == []
+    finally:
+        await play.client.cut()
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(steps=st.lists(QUIET_STEPS, min_size=5, max_size=40))
+async def test_while_redis_is_well_no_token_delta_is_missed(
+    patient: World, wired: tuple[World, Wire, Wire], steps: list[tuple[object, ...]]
+) -> None:
+    """Across hand-overs and reconnects in the middle of an entry, no hole is ever announced.
+
+    Broken by naming an entry by its first event: a client that comes back in its middle is not given the rest.
+    """
+    play = Play(patient, *wired[1:], await patient.run())
+    try:
+        await play.step("claim")
+        for step in steps:
+            await play.step(*step)  # type: ignore[arg-type]
+        await play.end("published")
+        assert faults(play.seen, await patient.journal(play.key)) == []
+        assert "resync" not in [event.event for event in play.seen]
     finally:
         await play.client.cut()

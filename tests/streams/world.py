@@ -126,6 +126,8 @@ class Client:
 
     def __init__(self, world: World, key: RunKey, cursor: str | None, options: dict[str, Any]) -> None:
         self.events: list[StreamEvent] = []
+        self.hold: asyncio.Event | None = options.pop("hold", None)
+        """A slow client: it takes its first event, and the next ones when this is set."""
         self._events = follow(world.hub, key, cursor, **{"state": world.state, **options})
         self._task = asyncio.create_task(self._read())
 
@@ -133,6 +135,8 @@ class Client:
         async with aclosing(self._events) as events:
             async for event in events:
                 self.events.append(event)
+                if self.hold is not None:
+                    await self.hold.wait()
 
     @property
     def ended(self) -> bool:
@@ -168,14 +172,16 @@ async def open_world(
     *,
     publisher_url: str | None = None,
     hub_url: str | None = None,
+    writer_url: str | None = None,
+    flush_pause_ms: float = 2.0,
     **hub_options: Any,
 ) -> AsyncIterator[World]:
-    """A world; the publisher and the hub may reach Redis by ways of their own."""
-    settings = Settings(database_url=database_url, redis_url=redis_url, flush_pause_ms=2.0)
+    """A world; the publisher and the hub may reach Redis, the writer PostgreSQL, by ways of their own."""
+    settings = Settings(database_url=database_url, redis_url=redis_url, flush_pause_ms=flush_pause_ms)
     pool = open_pool(database_url, 8)
     await pool.open()
     redis = Redis.from_url(redis_url)
-    writer = FencedWriter(database_url)
+    writer = FencedWriter(writer_url or database_url)
     await writer.start()
     publisher_redis = Redis.from_url(publisher_url or redis_url)
     publisher = Publisher(writer, publisher_redis, pool, settings)

@@ -1,0 +1,192 @@
+"""One reader for all clients of a process."""
+
+import asyncio
+import time
+
+from redis.asyncio import Redis
+
+from sandfleet.shared.streams.entry import START, stream_key
+from tests.streams.wire import open_wire
+from tests.streams.world import Client, World, open_world
+from tests.waiting import eventually
+
+
+async def test_two_hundred_clients_cost_two_connections(database: str, redis_url: str) -> None:
+    """One that blocks and one for short commands. Half of the clients watch a run each, half the same one; a quarter
+    comes late and catches up. Broken by reading per client."""
+    async with (
+        open_wire(redis_url) as (wire, url),
+        open_world(database, redis_url, hub_url=url) as world,
+    ):
+        shared, *others = [await world.start() for _ in range(101)]
+        early: list[Client] = [world.follow(stream.fence.key) for stream in others[:50]]
+        early += [world.follow(shared.fence.key) for _ in range(100)]
+        for stream in (shared, *others):
+            for n in range(5):
+                stream.emit("messages", b"%d" % n, journalled=False)
+        await asyncio.gather(*(stream.drain() for stream in (shared, *others)))
+        late = [world.follow(stream.fence.key) for stream in others[50:]]
+        await eventually(lambda: all(len(client.events) == 6 for client in early + late))
+        assert wire.open_connections <= 2
+        assert wire.accepted <= 2
+        for stream in (shared, *others):
+            await world.finish(stream)
+        for client in early + late:
+            assert [e.id for e in await client.end()] == [f"1-{n}" for n in range(7)]
+        assert not world.hub._watched
+
+
+async def test_a_new_client_does_not_wait_for_the_blocked_read(database: str, redis_url: str) -> None:
+    """Broken by not waking the reader: the stream is read when the block time of 60 s is over."""
+    async with open_world(database, redis_url, block_s=60, poll_every_s=60) as world:
+        idle = world.follow((await world.start()).fence.key)
+        await eventually(lambda: idle.events and world.hub._blocked)
+        stream = await world.start()
+        client = world.follow(stream.fence.key, fresh=True)
+        await world.finish(stream)
+        assert [e.id for e in await client.end()] == ["1-0", "1-1"]
+        assert 0 < await world.redis.ttl(world.hub._wake_key) <= 60
+        await idle.cut()
+
+
+async def test_a_quiet_stream_is_read_beyond_the_block_time(database: str, redis_url: str) -> None:
+    """Nothing happens for several block times, which is no failure. Broken by a time limit below the block time."""
+    async with open_world(database, redis_url, block_s=0.05) as world:
+        stream = await world.start()
+        client = world.follow(stream.fence.key)
+        await eventually(lambda: client.events)
+        quiet_until = time.monotonic() + 0.4
+        await eventually(lambda: time.monotonic() > quiet_until)
+        assert world.hub.redis_up
+        await world.finish(stream)
+        assert [e.id for e in await client.end()] == ["1-0", "1-1"]
+
+
+async def test_a_slow_client_loses_its_buffer_and_no_event(database: str, redis_url: str) -> None:
+    """It holds 50 events at most while 600 pass, and is then served from Redis by its cursor. Broken by an unbounded
+    buffer (the first assertion), or by not reading again (a `resync`)."""
+    async with open_world(database, redis_url, buffer_events=50) as world:
+        stream = await world.start()
+        await stream.drain()
+        subscription = world.hub.subscribe(stream.fence.key, START)
+        for n in range(600):
+            stream.emit("messages", b"%d" % n, journalled=False)
+            if n % 7 == 0:
+                await stream.drain()
+        await stream.drain()
+        await eventually(lambda: world.hub._watched[stream.fence.key].position == (1, 600))
+        assert subscription.lost
+        assert subscription.take() == []
+        subscription.close()
+
+        slow = world.follow(stream.fence.key, hold=asyncio.Event())
+        await eventually(lambda: slow.events)
+        for n in range(600):
+            stream.emit("messages", b"%d" % n, journalled=False)
+            if n % 7 == 0:
+                await stream.drain()
+        await world.finish(stream)
+        slow.hold.set()
+        assert [e.id for e in await slow.end()] == [f"1-{n}" for n in range(1202)]
+
+
+async def test_with_redis_gone_from_the_start_clients_get_the_journal_and_the_end(
+    database: str, redis_url: str
+) -> None:
+    """Both the executor's and the API's way to Redis is cut before anything begins. Broken by a publisher that waits for
+    Redis, or by a reader that only looks there."""
+    async with (
+        open_wire(redis_url) as (wire, url),
+        open_world(database, redis_url, hub_url=url, publisher_url=url) as world,
+    ):
+        await wire.cut()
+        stream = await world.start()
+        client = world.follow(stream.fence.key)
+        for kind in "mtmtm":
+            stream.emit("updates" if kind == "m" else "messages", b"1", journalled=kind == "m")
+        await eventually(lambda: "updates" in client.names)
+        await world.finish(stream)
+        events = await client.end()
+        assert [e.id for e in events if e.id] == ["1-0", "1-1", "1-3", "1-5", "1-6"]
+        assert "resync" in client.names
+
+
+async def test_when_redis_comes_back_token_deltas_flow_again(database: str, redis_url: str) -> None:
+    """The hole of the outage is announced once, and nothing is told twice. Broken by a reader that gives up."""
+    async with (
+        open_wire(redis_url) as (wire, url),
+        open_world(database, redis_url, hub_url=url, publisher_url=url) as world,
+    ):
+        stream = await world.start()
+        client = world.follow(stream.fence.key)
+        stream.emit("messages", b"1", journalled=False)
+        await eventually(lambda: len(client.events) == 2)
+        await wire.cut()
+        stream.emit("messages", b"2", journalled=False)
+        await stream.drain()
+        await wire.mend()
+        tokens = 0
+
+        async def a_token_arrives() -> bool:
+            nonlocal tokens
+            tokens += 1
+            stream.emit("messages", b"3", journalled=False)
+            await stream.drain()
+            return client.names[-1] == "messages" and client.names.count("messages") > 1
+
+        await eventually(a_token_arrives)
+        await world.finish(stream)
+        await client.end()
+        assert client.names.count("resync") == 1
+        numbers = [int(i.split("-")[1]) for i in client.ids if i]
+        assert numbers == sorted(set(numbers))
+        assert numbers[-1] == 3 + tokens
+
+
+async def test_a_silent_redis_is_noticed(database: str, redis_url: str) -> None:
+    """The connections stay open and nothing gets through, as behind a broken firewall: a client still gets the journal
+    and `end`. Broken by calls without a time limit."""
+    async with (
+        open_wire(redis_url) as (wire, url),
+        open_world(database, redis_url, hub_url=url, publisher_url=url, block_s=0.1) as world,
+    ):
+        stream = await world.start()
+        client = world.follow(stream.fence.key)
+        await eventually(lambda: client.events)
+        wire.silence()
+        stream.emit("updates", b"1", journalled=True)
+        await world.finish(stream)
+        assert [e.id for e in await client.end()] == ["1-0", "1-1", "1-2"]
+        await wire.mend()
+
+
+async def test_an_entry_that_is_not_ours_costs_nobody_the_stream(world: World) -> None:
+    """It is a hole as any other. Broken by letting the error end the reader that serves all."""
+    stream = await world.start()
+    client = world.follow(stream.fence.key)
+    await eventually(lambda: client.events)
+    await world.redis.xadd(stream_key(stream.fence.key.run_id), {"x": "y"}, id="1-1")
+    stream.reserve(1)
+    await world.finish(stream)
+    assert [e.event for e in await client.end()] == ["metadata", "resync", "end"]
+
+
+async def test_the_streams_of_two_hubs_do_not_disturb_each_other(
+    world: World, database: str, redis_url: str
+) -> None:
+    """Two API processes, the same run."""
+    async with open_world(database, redis_url) as other:
+        stream = await world.start()
+        clients = [world.follow(stream.fence.key), other.follow(stream.fence.key)]
+        await world.finish(stream)
+        for client in clients:
+            assert [e.id for e in await client.end()] == ["1-0", "1-1"]
+
+
+async def test_closing_a_hub_leaves_no_connection(database: str, redis_url: str) -> None:
+    async with open_wire(redis_url) as (wire, url), Redis.from_url(redis_url):
+        async with open_world(database, redis_url, hub_url=url) as world:
+            client = world.follow((await world.start()).fence.key)
+            await eventually(lambda: client.events)
+            await client.cut()
+        await eventually(lambda: wire.open_connections == 0)
