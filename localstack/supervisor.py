@@ -4,6 +4,7 @@ import asyncio
 import fcntl
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -133,6 +134,7 @@ class Supervisor:
         removed: list[str] = []
         if self._lock is not None:
             removed = await asyncio.to_thread(clear, self._record_path, self.instance)
+            shutil.rmtree(self.run_dir, ignore_errors=True)
             self._lock.close()
             self._lock = None
         return removed
