@@ -43,8 +43,13 @@ class Operation:
         self._ungranted = 0
         self._credit = wire.WINDOW  # what the host may still send
         self._credited = asyncio.Event()
-        self._discarding = False
+        self.discarding = False
         self.discarded_bytes = 0
+
+    @property
+    def backlog(self) -> bool:
+        """Whether content waits for whoever takes it."""
+        return bool(self._queue)
 
     async def take(self) -> tuple[int, bytes] | None:
         """The next content frame as (kind, bytes), or None when the operation has ended well.
@@ -90,7 +95,7 @@ class Operation:
 
     def discard(self) -> None:
         """Drop all content from now on."""
-        self._discarding = True
+        self.discarding = True
         while self._queue:
             self._discard(self._queue.popleft()[1])
 
@@ -105,7 +110,7 @@ class Operation:
             self._window -= len(body)
             if not body or self._window < 0 or self._left[kind] < 0:
                 raise ProtocolError("content that is empty, beyond the window or beyond the limit")
-            if self._discarding:
+            if self.discarding:
                 self._discard(body)
             else:
                 self._queue.append((kind, body))
@@ -146,6 +151,8 @@ class AgentLink:
         self._operations: dict[int, Operation] = {}
         self._next_op = 1
         self._reason: str | None = None
+        self._ended = False
+        self.told_somebody = False  # whether the end reached an operation that somebody waited for
 
     @classmethod
     async def accept(cls, listener: socket.socket) -> "AgentLink":
@@ -177,15 +184,21 @@ class AgentLink:
         self.post(wire.HELLO, 0, json.dumps({"protocol": wire.PROTOCOL}).encode())
 
     async def serve(self) -> str:
-        """Receive until the connection ends or breaks; return why, in words for the user."""
+        """Receive until the connection ends or breaks; return why, in words for the user.
+
+        What is under way waits for ``close``, so that the caller can find out a better reason.
+        """
         try:
             await self._receive()
             reason = self.HUNG_UP
         except (ProtocolError, wire.FrameError) as error:
             reason = f"its agent broke the protocol ({error})"
         except OSError as error:
-            reason = f"the connection to its agent failed ({error})"
-        self.close(reason)
+            reason = (
+                self.HUNG_UP if isinstance(error, ConnectionError) else f"its connection failed ({error})"
+            )
+        self._ended = True
+        self._writer.transport.abort()
         return self._reason or reason
 
     async def _receive(self) -> None:
@@ -233,7 +246,7 @@ class AgentLink:
 
     def post(self, kind: int, op: int, body: bytes = b"") -> None:
         """Send a small frame without waiting; an agent that stopped reading is broken."""
-        if self._reason is None:
+        if self._reason is None and not self._ended:
             self._writer.write(wire.pack(kind, op, body))
             if self._writer.transport.get_write_buffer_size() > _MAX_BACKLOG_BYTES:
                 self.close("its agent stopped reading")
@@ -241,12 +254,16 @@ class AgentLink:
     async def send(self, kind: int, op: int, body: bytes = b"") -> None:
         """Send a frame when the agent has taken earlier ones; SandboxLost if it does not for 30 s."""
         self.post(kind, op, body)
+        if self._ended:
+            return  # the operation ends when the reason is known
         try:
             async with asyncio.timeout(_SEND_TIMEOUT_S):
                 await self._writer.drain()
-        except (OSError, TimeoutError) as error:
+        except TimeoutError as error:
             self.close("its agent stopped reading")
             raise self.lost() from error
+        except OSError:
+            return  # the receiver sees the end as well
 
     def close(self, reason: str) -> None:
         """End the connection; everything under way fails with SandboxLost giving ``reason``."""
@@ -254,6 +271,7 @@ class AgentLink:
             self._reason = reason
         self._writer.transport.abort()
         for operation in self._operations.values():
+            self.told_somebody |= not operation.discarding
             operation.end()
         self._operations.clear()
 

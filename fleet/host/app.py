@@ -109,7 +109,7 @@ class HostApi:
 
     async def _acquire(self, request: web.Request) -> web.Response:
         cut_off = (self._clock.age_s() or 0) > _CUT_OFF_S
-        acquired = await self._registry.acquire(request[_FENCE].key, may_create=not cut_off)
+        acquired = await self._registry.acquire(request[_FENCE], may_create=not cut_off)
         return web.json_response(
             {"sandbox_id": acquired.sandbox.id, "created": acquired.created, "lost": acquired.lost}
         )
@@ -131,7 +131,7 @@ class HostApi:
             "output_bytes": settings.sandbox_output_bytes,
         }
         fence = request[_FENCE]
-        sandbox = self._registry.find(fence.key)
+        sandbox = self._registry.find(fence)
         async with contextlib.aclosing(sandbox.exec(fence, spec, asked.stdin)) as events:
             return await _stream_events(request, events)
 
@@ -139,7 +139,7 @@ class HostApi:
         fence = request[_FENCE]
         offset = _number(request, "offset", 0, 2**62)
         limit = _number(request, "limit", _MAX_READ_BYTES, _MAX_READ_BYTES)
-        sandbox = self._registry.find(fence.key)
+        sandbox = self._registry.find(fence)
         response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
         async with contextlib.aclosing(sandbox.read(fence, _path(request), offset, limit)) as parts:
             first = await anext(parts, b"")
@@ -154,14 +154,14 @@ class HostApi:
     async def _write(self, request: web.Request) -> web.Response:
         fence = request[_FENCE]
         mode = _number(request, "mode", 0, 0o777) if "mode" in request.query else None
-        sandbox = self._registry.find(fence.key)
+        sandbox = self._registry.find(fence)
         return web.json_response(
             await sandbox.write(fence, _path(request), mode, request.content.iter_chunked(64 * 1024))
         )
 
     async def _list(self, request: web.Request) -> web.Response:
         fence = request[_FENCE]
-        return web.json_response(await self._registry.find(fence.key).list(fence, _path(request)))
+        return web.json_response(await self._registry.find(fence).list(fence, _path(request)))
 
 
 async def _stream_events(request: web.Request, events: AsyncIterator[Event]) -> web.StreamResponse:

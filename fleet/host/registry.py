@@ -28,6 +28,14 @@ class Acquired(NamedTuple):
     lost: str | None
 
 
+class _Loss:
+    """Why a run's sandbox ended, and the latest attempt that heard of it."""
+
+    def __init__(self, reason: str, told: int = 0) -> None:
+        self.reason = reason
+        self.told = told
+
+
 class _Seen:
     """The highest attempt of a run, and when it was last heard of (monotonic)."""
 
@@ -46,7 +54,7 @@ class Registry:
         self._lifetime_s = lifetime_s
         self._sandboxes: dict[RunKey, Sandbox] = {}
         self._creating: dict[RunKey, asyncio.Task[Sandbox]] = {}
-        self._lost: dict[RunKey, str] = {}
+        self._lost: dict[RunKey, _Loss] = {}
         self._seen: dict[RunKey, _Seen] = {}
         self._doomed: set[Sandbox] = set()  # to be destroyed, again if the engine did not answer
         self._background: set[asyncio.Task[None]] = set()
@@ -69,21 +77,36 @@ class Registry:
             if sandbox := self._sandboxes.get(fence.key):
                 sandbox.supersede(fence.attempt)
 
-    def find(self, key: RunKey) -> Sandbox:
-        """The run's sandbox. SandboxLost, once, if it ended by itself; NoSandbox if there is none."""
-        if reason := self._lost.pop(key, None):
+    def find(self, fence: Fence) -> Sandbox:
+        """The run's sandbox. SandboxLost, once per attempt, if it ended by itself; NoSandbox if there is none."""
+        if reason := self._tell(fence):
             raise SandboxLost(reason)
-        if sandbox := self._sandboxes.get(key):
+        if sandbox := self._sandboxes.get(fence.key):
             return sandbox
         raise NoSandbox("This run has no sandbox on this host; create it first.")
 
-    async def acquire(self, key: RunKey, *, may_create: bool = True) -> Acquired:
+    def _tell(self, fence: Fence) -> str | None:
+        """Why the run's sandbox was lost, if this attempt has not heard of it."""
+        loss = self._lost.get(fence.key)
+        if loss is None or loss.told >= fence.attempt:
+            return None
+        loss.told = fence.attempt
+        return loss.reason
+
+    def _tell_or_forget(self, fence: Fence) -> str | None:
+        reason = self._tell(fence)
+        if reason is None:
+            self._lost.pop(fence.key, None)  # who knows of the loss and comes again has accepted it
+        return reason
+
+    async def acquire(self, fence: Fence, *, may_create: bool = True) -> Acquired:
         """The run's sandbox, created if it has none. Calls at once get the same one.
 
         Raises NoRoom if the host is full, HostUnavailable if there is none and ``may_create`` is false.
         """
+        key = fence.key
         if sandbox := self._sandboxes.get(key):
-            return Acquired(sandbox, created=False, lost=None)
+            return Acquired(sandbox, created=False, lost=self._tell_or_forget(fence))
         creation = self._creating.get(key)
         if created := creation is None:
             if not may_create:
@@ -98,7 +121,7 @@ class Registry:
             )  # maybe nobody waits
             self._creating[key] = creation
         sandbox = await asyncio.shield(creation)
-        return Acquired(sandbox, created, self._lost.pop(key, None))
+        return Acquired(sandbox, created, self._tell_or_forget(fence))
 
     async def _create(self, key: RunKey) -> Sandbox:
         start = time.monotonic()
@@ -118,7 +141,8 @@ class Registry:
         reason = await sandbox.serve()
         if self._sandboxes.get(sandbox.key) is sandbox:  # it ended by itself: nobody removed it
             del self._sandboxes[sandbox.key]
-            self._lost[sandbox.key] = reason
+            told = self._seen[sandbox.key].attempt if sandbox.loss_told else 0
+            self._lost[sandbox.key] = _Loss(reason, told)
             logger.warning("sandbox lost", extra={"sandbox": sandbox.id, "run": str(sandbox.key.run_id)})
             await self._destroy(sandbox)
 
@@ -158,7 +182,9 @@ class Registry:
         for key in over:
             logger.warning("sandbox beyond its lifetime", extra={"run": str(key.run_id)})
             await self.remove(key)
-            self._lost[key] = f"The sandbox was lost: it reached its lifetime of {self._lifetime_s:.0f} s."
+            self._lost[key] = _Loss(
+                f"The sandbox was lost: it reached its lifetime of {self._lifetime_s:.0f} s."
+            )
         for sandbox in list(self._doomed):
             await self._destroy(sandbox)
         for key in [k for k, seen in self._seen.items() if now - seen.at > _REMEMBER_S]:

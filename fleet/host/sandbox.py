@@ -9,7 +9,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +79,14 @@ class Sandbox:
         """Receive from the agent until the sandbox ends; return why it did, in words for the user."""
         reason = await self._link.serve()
         if not self._removing and reason == AgentLink.HUNG_UP:
-            self._link.explain(await self._backend.why(self._handle))
+            reason = await self._backend.why(self._handle)
+        self._link.close(reason)
         return self._link.lost().message
+
+    @property
+    def loss_told(self) -> bool:
+        """Whether somebody waited for an operation when the sandbox ended, and so heard of it."""
+        return self._link.told_somebody
 
     async def destroy(self) -> None:
         """End the sandbox and remove all of it. May raise when the engine does not answer; then call again."""
@@ -185,24 +191,35 @@ class Sandbox:
                 self._expect_end(operation)
 
     def _overdue(self, operation: Operation) -> None:
-        """The agent, or whoever takes the output, is too slow for the command's time limit."""
-        if not operation.ended.is_set():
+        """The command's time limit has passed by enough for the agent's own ladder."""
+        if operation.ended.is_set():
+            return
+        if operation.backlog:  # whoever takes the output is too slow, not the agent
             operation.kill()
             self._expect_end(operation)
+        else:
+            self._in_background(self._kill_from_outside())
 
     def _expect_end(self, operation: Operation) -> None:
-        task = asyncio.create_task(self._outside_kill(operation), name=f"kill in sandbox {self.id}")
+        self._in_background(self._ends_or_dies(operation))
+
+    def _in_background(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work, name=f"kill in sandbox {self.id}")
         self._killers.add(task)
         task.add_done_callback(self._killers.discard)
 
-    async def _outside_kill(self, operation: Operation) -> None:
+    async def _ends_or_dies(self, operation: Operation) -> None:
         try:
             async with asyncio.timeout(_KILL_TIMEOUT_S):
                 await operation.ended.wait()
             failed = (operation.result or {}).get("code") == "unkillable"
         except TimeoutError:
             failed = True
-        if failed and not self._removing:
+        if failed:
+            await self._kill_from_outside()
+
+    async def _kill_from_outside(self) -> None:
+        if not self._removing:
             logger.warning("killing a sandbox from outside", extra={"sandbox": self.id})
             self._link.explain("a command in it could not be killed")
             await self._backend.kill(self._handle)
