@@ -117,6 +117,9 @@ class _Follower:
         elif not live_only:
             async for page in self._reread():
                 yield page
+            if head.ended:
+                async for page in self._catch_up(head):
+                    yield page
 
     async def _live(self) -> AsyncIterator[list[StreamEvent]]:
         loop = asyncio.get_running_loop()
@@ -158,6 +161,11 @@ class _Follower:
         if self._hub.redis_up:
             async for page in self._reread():
                 yield page
+        async for page in self._catch_up(head):
+            yield page
+
+    async def _catch_up(self, head: Head) -> AsyncIterator[list[StreamEvent]]:
+        """Go on from the journal, after all that Redis has."""
         if not self._ended:
             self._resynced = False
             async for page in self._fill(EventId(head.id.attempt, head.id.seq + 1)):

@@ -109,6 +109,20 @@ async def test_a_finished_run_ends_its_streams_after_redis_lost_everything(world
     assert json.loads(events[1].data) == {"run_id": str(key.run_id), "status": "success", "values": {}}
 
 
+@pytest.mark.parametrize("cursor", ["0", "1-3", "1-6", "1-7", "9-0"])
+@pytest.mark.parametrize("lost", [False, True], ids=["", "redis lost everything"])
+async def test_a_finished_run_ends_its_streams_at_once(
+    database: str, redis_url: str, cursor: str, lost: bool
+) -> None:
+    """No comparison with PostgreSQL comes to help within the test's time. Broken by leaving it to that."""
+    async with open_world(database, redis_url, poll_every_s=60) as world:
+        key = await finished(world)
+        if lost:
+            await world.lose_redis()
+        events = await world.follow(key, cursor).end()
+        assert [e.event for e in events][-1:] == ([] if cursor == "1-6" else ["end"])
+
+
 async def test_token_deltas_that_redis_trimmed_are_announced_as_one_hole(world: World) -> None:
     """Broken by going on where the stream goes on: the client would take its text for complete."""
     key, stream = await play(world)

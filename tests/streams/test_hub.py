@@ -65,7 +65,7 @@ async def test_a_quiet_stream_is_read_beyond_the_block_time(database: str, redis
 async def test_a_slow_client_loses_its_buffer_and_no_event(database: str, redis_url: str) -> None:
     """It holds 50 events at most while 600 pass, and is then served from Redis by its cursor. Broken by an unbounded
     buffer (the first assertion), or by not reading again (a `resync`)."""
-    async with open_world(database, redis_url, buffer_events=50) as world:
+    async with open_world(database, redis_url, buffer_events=50, poll_every_s=60) as world:
         stream = await world.start()
         await stream.drain()
         subscription = world.hub.subscribe(stream.fence.key, START)

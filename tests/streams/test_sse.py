@@ -107,14 +107,15 @@ async def test_a_client_that_does_not_read_holds_up_the_stream_and_not_the_memor
         assert size > 10_000_000
 
 
-async def test_closing_the_body_closes_the_events() -> None:
+@pytest.mark.parametrize("data", ["1", "x" * 1_000_000], ids=["waiting for events", "waiting for the client"])
+async def test_closing_the_body_closes_the_events(data: str) -> None:
     """The client has gone. Broken by leaving the source to the garbage collector: its run stays watched."""
     closed = False
 
     async def events():
         nonlocal closed
         try:
-            yield StreamEvent("1-0", "metadata", "1")
+            yield StreamEvent("1-0", "metadata", data)
             await asyncio.Event().wait()
         finally:
             closed = True

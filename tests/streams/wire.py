@@ -15,18 +15,21 @@ class Wire:
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._audible = asyncio.Event()
-        self._audible.set()
+        self._requests = asyncio.Event()  # set while they get through
+        self._replies = asyncio.Event()
         self.port = 0
         self.accepted = 0
         """Connections so far."""
+        self.bytes_read = 0
+        """From both sides."""
 
     @property
     def open_connections(self) -> int:
         return len(self._tasks)
 
     async def mend(self) -> None:
-        self._audible.set()
+        self._requests.set()
+        self._replies.set()
         if self._server is None:
             self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
             self.port = self._server.sockets[0].getsockname()[1]
@@ -43,8 +46,10 @@ class Wire:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def silence(self) -> None:
-        self._audible.clear()
+    def silence(self, *, replies_only: bool = False) -> None:
+        self._replies.clear()
+        if not replies_only:
+            self._requests.clear()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
@@ -55,8 +60,8 @@ class Wire:
         try:
             back, there = await asyncio.open_connection(*self._target)
             ways = [
-                asyncio.create_task(self._pump(reader, there)),
-                asyncio.create_task(self._pump(back, writer)),
+                asyncio.create_task(self._pump(reader, there, self._requests)),
+                asyncio.create_task(self._pump(back, writer, self._replies)),
             ]
             try:
                 await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -72,9 +77,12 @@ class Wire:
                 if end is not None:
                     end.transport.abort()
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, audible: asyncio.Event
+    ) -> None:
         while data := await source.read(65536):
-            await self._audible.wait()
+            self.bytes_read += len(data)
+            await audible.wait()
             sink.write(data)
             await sink.drain()
 
