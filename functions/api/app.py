@@ -56,7 +56,8 @@ def create_app(settings: Settings, *, buffered: bool = False) -> FastAPI:
         redoc_url=None,
     )
     app.state.resources = resources
-    for module in (system, assistants, threads, thread_state, stateless_runs, runs):
+    # Routes are tried in this order: those of runs, which cost the most requests, come first.
+    for module in (runs, stateless_runs, threads, thread_state, assistants, system):
         app.include_router(module.router)
     errors.install(app)
     docs.install(app)

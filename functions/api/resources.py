@@ -29,9 +29,14 @@ class Resources:
     def __init__(self, settings: Settings, *, buffered: bool = False) -> None:
         self.settings = settings
         self.buffered = buffered
-        # RDS Proxy, which Lambdas connect through, pins sessions that prepare statements.
+        # RDS Proxy, which Lambdas connect through, pins sessions that prepare statements; and a Lambda's clock may stand
+        # still while it is frozen.
         self.pool = open_pool(
-            settings.database_url, settings.api_pool_size, prepare=not buffered, name="sandfleet-api"
+            settings.database_url,
+            settings.api_pool_size,
+            prepare=not buffered,
+            check_after_s=0.0 if buffered else 1.0,
+            name="sandfleet-api",
         )
         self.permits = Permits(settings)
         self.known_assistants = KnownAssistants(self.pool)

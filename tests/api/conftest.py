@@ -100,7 +100,7 @@ def make_settings(database_url: str, redis_url: str, **changes: Any) -> Settings
 async def api(database: str, redis_url: str) -> AsyncIterator[Api]:
     """A served API with two graphs and three callers, for one module."""
     async with await psycopg.AsyncConnection.connect(database, autocommit=True) as connection:
-        keys = [
+        alice, bob, eve = [
             await create_key(connection, owner, "test")
             for owner in (Owner("acme", "alice"), Owner("acme", "bob"), Owner("evil", "eve"))
         ]
@@ -118,7 +118,7 @@ async def api(database: str, redis_url: str) -> AsyncIterator[Api]:
     redis = Redis.from_url(redis_url)
     executor = await Executor.open(database, redis)
     async with serve(app) as url:
-        yield Api(url, app, database, redis_url, *keys, executor)
+        yield Api(url, app, database, redis_url, alice, bob, eve, executor)
     await executor.aclose()
     await redis.aclose()
 

@@ -56,7 +56,7 @@ async def test_the_executor_gets_what_the_caller_asked_for(
     made = await client.runs.create(
         thread,
         "chat",
-        command={"resume": 0, "goto": [{"node": "a", "input": {"x": 1}}, "b"], "update": [("k", 1)]},  # type: ignore[typeddict-item]
+        command={"resume": 0, "goto": [{"node": "a", "input": {"x": 1}}, "b"], "update": [("k", 1)]},
         checkpoint=checkpoint,
         config={"recursion_limit": 9, "tags": ["t"]},
     )
@@ -98,11 +98,12 @@ async def test_settings_of_assistant_thread_and_run_are_merged(client: LangGraph
         metadata={"w": "a", "x": "a", "y": "a", "z": "a"},
     )
     thread = await client.threads.create(metadata={"x": "t", "y": "t", "z": "t"})
+    config_of_run: Any = {"tags": ["r"], "metadata": {"y": "c", "z": "c"}}
     made: Any = await client.runs.create(
         thread["thread_id"],
         assistant["assistant_id"],
         context={"size": 2},
-        config={"tags": ["r"], "metadata": {"y": "c", "z": "c"}},  # type: ignore[typeddict-unknown-key]
+        config=config_of_run,
         metadata={"z": "r"},
     )
     assert {k: made["metadata"][k] for k in "wxyz"} == {"w": "a", "x": "t", "y": "c", "z": "r"}
@@ -162,9 +163,8 @@ async def test_runs_are_listed_newest_first(client: LangGraphClient, thread: str
     assert await ids(limit=1, offset=1) == [made[1]]
     assert await ids(status="success") == []
     assert await ids(status="no-such-status\x00") == []
-    assert await client.runs.list(thread, select=["run_id", "status"], limit=1) == [
-        {"run_id": made[2], "status": "pending"}
-    ]
+    shown: Any = await client.runs.list(thread, select=["run_id", "status"], limit=1)
+    assert shown == [{"run_id": made[2], "status": "pending"}]
     with pytest.raises(NotFoundError):
         await client.runs.get((await client.threads.create())["thread_id"], made[0])
 
@@ -227,7 +227,8 @@ async def test_cancel_with_wait_answers_after_the_end(api: Api, client: LangGrap
     await eventually(lambda: redis.get(f"sf:cancel:{made['run_id']}"))
     assert not cancelling.done()
     await api.executor.finish(run, 1, status="interrupted")
-    assert await cancelling == {}
+    result: Any = await cancelling  # type: ignore[func-returns-value]
+    assert result == {}
 
 
 async def test_rollback_leaves_no_run(api: Api, client: LangGraphClient, thread: str) -> None:
@@ -327,12 +328,13 @@ async def test_a_batch_is_accepted_whole_or_not_at_all(
     )
     assert [run["kwargs"]["input"] for run in made] == [{"n": 0}, {"n": 1}, {"n": 2}]
     before = await api.sql("select count(*) from runs")
-    for bad in (
+    bodies: list[Any] = [
         [],
         {},
         [{"assistant_id": "chat"}, {"assistant_id": 1}],
         [{"assistant_id": "chat"}, {"assistant_id": "x"}],
-    ):
+    ]
+    for bad in bodies:
         assert (await http.post("/runs/batch", json=bad)).status_code == 422
     assert await api.sql("select count(*) from runs") == before
     await client.runs.cancel_many(status="all")

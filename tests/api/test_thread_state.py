@@ -96,11 +96,10 @@ async def test_a_state_by_its_checkpoint(client: LangGraphClient, thread: str) -
 
 
 async def test_parts_of_a_state_are_selected(client: LangGraphClient, thread: str) -> None:
-    assert await client.threads.get_state(thread, select=["values.n", "next"]) == {
-        "values": {"n": 2},
-        "next": ["a"],
-    }
-    assert await client.threads.get_history(thread, select=["values.nothing"]) == [{"values": {}}] * 2
+    state: Any = await client.threads.get_state(thread, select=["values.n", "next"])
+    assert state == {"values": {"n": 2}, "next": ["a"]}
+    states: Any = await client.threads.get_history(thread, select=["values.nothing"])
+    assert states == [{"values": {}}] * 2
     with pytest.raises(UnprocessableEntityError):
         await client.threads.get_state(thread, select=["secrets"])
 
@@ -113,7 +112,7 @@ async def test_a_thread_without_states(client: LangGraphClient) -> None:
 
 
 async def test_history_is_newest_first_and_filtered(client: LangGraphClient, thread: str) -> None:
-    async def ids(**wanted: Any) -> list[str]:
+    async def ids(**wanted: Any) -> list[str | None]:
         return [s["checkpoint"]["checkpoint_id"] for s in await client.threads.get_history(thread, **wanted)]
 
     assert await ids() == [SECOND, FIRST]

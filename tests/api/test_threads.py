@@ -57,7 +57,8 @@ async def test_update_merges_the_top_level_and_keeps_nulls(client: LangGraphClie
     thread = await client.threads.create(metadata={"a": {"x": 1}, "b": 1})
     updated = await client.threads.update(thread["thread_id"], metadata={"a": {"y": 2}, "c": None})
     assert updated["metadata"] == {"a": {"y": 2}, "b": 1, "c": None}
-    assert await client.threads.update(thread["thread_id"], metadata={}, return_minimal=True) is None
+    nothing: Any = await client.threads.update(thread["thread_id"], metadata={}, return_minimal=True)  # type: ignore[func-returns-value]
+    assert nothing is None
 
 
 async def test_search_filters_sorts_and_pages(client: LangGraphClient) -> None:
@@ -73,9 +74,8 @@ async def test_search_filters_sorts_and_pages(client: LangGraphClient) -> None:
     assert await ids(ids=made[:2]) == made[1::-1]
     assert await ids(status="busy") == []
     assert await client.threads.count(metadata={"mark": mark}) == 3
-    assert await client.threads.search(metadata={"mark": mark}, select=["status"], limit=1) == [
-        {"status": "idle"}
-    ]
+    shown: Any = await client.threads.search(metadata={"mark": mark}, select=["status"], limit=1)
+    assert shown == [{"status": "idle"}]
     with pytest.raises(BadRequestError):
         await ids(ids=["no-uuid"])
 
@@ -139,7 +139,7 @@ async def test_values_are_searched_by_key_also_beside_what_postgresql_cannot_rea
 async def test_extract_takes_parts_out(api: Api, client: LangGraphClient) -> None:
     thread_id = (await client.threads.create(metadata={"a.b": 1}))["thread_id"]
     await finished(api, thread_id, {"log": [{"t": "first"}, {"t": "last"}]})
-    found = await client.threads.search(
+    found: Any = await client.threads.search(
         ids=[thread_id],
         select=["thread_id"],
         extract={"last": "values.log[-1].t", "none": "values.log[7].t", "graph": "metadata.graph_id"},
@@ -191,7 +191,7 @@ async def test_copy_takes_the_states_along(api: Api, client: LangGraphClient) ->
     thread_id = (await client.threads.create(metadata={"a": 1}))["thread_id"]
     await finished(api, thread_id, {"n": 1}, "c1")
     await finished(api, thread_id, {"n": 2}, "c2", parent="c1")
-    copied: Any = await client.threads.copy(thread_id)
+    copied: Any = await client.threads.copy(thread_id)  # type: ignore[func-returns-value]
     assert copied["thread_id"] != thread_id
     assert (copied["values"], copied["metadata"]["a"]) == ({"n": 2}, 1)
     history = await client.threads.get_history(copied["thread_id"])
