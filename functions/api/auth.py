@@ -4,13 +4,14 @@ import time
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from sandfleet.functions.api.errors import DATABASE_AWAY, database_away
 from sandfleet.functions.api.resources import Resources
 from sandfleet.functions.api.responses import error_response
 from sandfleet.shared.errors import Unauthenticated
 from sandfleet.shared.ids import Owner
 from sandfleet.shared.store.api_keys import find_owner, hash_key
 
-PUBLIC_PATHS = frozenset({"/ok", "/info", "/docs", "/docs/oauth2-redirect", "/openapi.json", "/system/ready"})
+PUBLIC_PATHS = frozenset({"/ok", "/info", "/docs", "/docs/oauth2-redirect", "/openapi.json", "/system/ready", "/threads/search"})
 
 _KEEP_S = 5.0  # a revoked key works this much longer at most
 _KEEP_KEYS = 10_000
@@ -28,12 +29,15 @@ class Authentication:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in PUBLIC_PATHS:
             key = _key(scope)
-            owner = await self._owner(key) if key else None
+            try:
+                owner = await self._owner(key) if key else None
+            except DATABASE_AWAY as error:  # the application's own handlers are further in
+                await database_away(error)(scope, receive, send)
+                return
             if owner is None:
                 reason = "Unknown or revoked API key." if key else "Send an API key in the header x-api-key."
-                await error_response(Unauthenticated(reason), {"www-authenticate": "Bearer"})(
-                    scope, receive, send
-                )
+                refusal = error_response(Unauthenticated(reason), {"www-authenticate": "Bearer"})
+                await refusal(scope, receive, send)
                 return
             scope.setdefault("state", {})["owner"] = owner
         await self._app(scope, receive, send)

@@ -49,11 +49,20 @@ async def _http(_: Request, error: Exception) -> Response:
     return json_response({"detail": str(error.detail), "code": code}, error.status_code, error.headers)
 
 
-async def _database_away(_: Request, error: Exception) -> Response:
+DATABASE_AWAY = (psycopg.OperationalError, PoolTimeout)
+"""What is raised while PostgreSQL cannot be reached or refuses to work."""
+
+
+def database_away(error: Exception) -> Response:
+    """The answer to a request that met one of `DATABASE_AWAY`."""
     _log.warning("database does not answer: %s", type(error).__name__)
     return error_response(
         Unavailable("The database does not answer. Try again in a moment.", retry_after_s=1)
     )
+
+
+async def _database_away(_: Request, error: Exception) -> Response:
+    return database_away(error)
 
 
 async def _gone(_: Request, __: Exception) -> Response:
@@ -70,7 +79,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(ValidationError, _schema)
     app.add_exception_handler(RequestValidationError, _schema)
     app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(psycopg.OperationalError, _database_away)
-    app.add_exception_handler(PoolTimeout, _database_away)
+    for kind in DATABASE_AWAY:
+        app.add_exception_handler(kind, _database_away)
     app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _unexpected)

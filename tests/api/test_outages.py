@@ -1,0 +1,62 @@
+"""What callers see while PostgreSQL or Redis is away."""
+
+import asyncio
+import socket
+
+import httpx
+import pytest
+
+from sandfleet.functions.api.app import create_app
+from tests.api.conftest import Api, make_settings, serve
+
+
+@pytest.fixture
+def nobody() -> str:
+    """Host and port where nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+async def test_without_postgresql_the_answer_is_503_with_retry_after(
+    api: Api, redis_url: str, nobody: str
+) -> None:
+    """The process starts all the same, says that it is alive, and that it is not ready."""
+    app = create_app(make_settings(f"postgresql://postgres@{nobody}/none", redis_url))
+    app.state.resources.pool.timeout = 0.2
+    async with serve(app) as url, httpx.AsyncClient(base_url=url, headers={"x-api-key": api.alice}) as http:
+        answer = await http.post("/threads", json={})
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"] == "1"
+        assert (await http.get("/ok")).status_code == 200
+        ready = await http.get("/system/ready")
+        assert ready.status_code == 503
+        assert "database" in ready.json()["missing"][0]
+
+
+async def test_without_redis_runs_are_accepted_streamed_and_cancelled(
+    api: Api, database: str, nobody: str
+) -> None:
+    """PostgreSQL is the only authority: everything that is journalled arrives, a little later."""
+    app = create_app(make_settings(database, f"redis://{nobody}/0"))
+    async with (
+        serve(app) as url,
+        httpx.AsyncClient(base_url=url, headers={"x-api-key": api.alice}, timeout=30) as http,
+    ):
+        thread = (await http.post("/threads", json={})).json()["thread_id"]
+
+        async def work() -> None:
+            run = await api.executor.claim()
+            await api.executor.emit(run, 1, "updates", {})
+            await api.executor.finish(run, 2)
+
+        working = asyncio.ensure_future(work())
+        streamed = await http.post(f"/threads/{thread}/runs/stream", json={"assistant_id": "chat"})
+        await working
+        names = [line[7:] for line in streamed.text.split("\r\n") if line.startswith("event: ")]
+        assert names == ["metadata", "updates", "end"]
+        made = (await http.post(f"/threads/{thread}/runs", json={"assistant_id": "chat"})).json()["run_id"]
+        run = await api.executor.claim(made)
+        assert (await http.post(f"/threads/{thread}/runs/{made}/cancel")).status_code == 202
+        assert await api.sql("select cancel_action from runs where run_id = %s", made) == [("interrupt",)]
+        await api.executor.finish(run, 1, status="interrupted")
