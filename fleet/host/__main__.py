@@ -61,7 +61,7 @@ def _alone(folder: Path) -> Iterator[Path]:
 
 
 def _bind(path: Path) -> socket.socket:
-    """Listen on a unix socket in a folder that only this user may enter."""
+    """A unix socket that only this user may connect to; its folder is made private if it is new."""
     if len(os.fsencode(path)) > 107:
         raise SandfleetError(
             f"SANDFLEET_HOST_SOCKET is longer than the 107 bytes that a unix socket may have: {path}"
@@ -69,8 +69,11 @@ def _bind(path: Path) -> socket.socket:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(path))
-    path.chmod(0o600)
+    mask = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(mask)
     return listener
 
 
@@ -114,19 +117,25 @@ async def _serve(
         access_log=None,
         shutdown_timeout=1.0,
     )
+    await registry.open()
     await runner.setup()
-    beats = asyncio.create_task(heartbeat.run(), name="heartbeat")
+    loops = [
+        asyncio.create_task(heartbeat.run(), name="heartbeat"),
+        asyncio.create_task(registry.tend(), name="tend"),
+    ]
     try:
         await web.SockSite(runner, _bind(config.host_socket)).start()
         logger.info("sandbox host is ready", extra={**about, "room": registry.room})
         stopped = asyncio.create_task(stop.wait())
-        await asyncio.wait([stopped, beats], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([stopped, *loops], return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
-        if beats.done():
-            beats.result()  # only a fault of ours ends it
+        for loop in loops:
+            if loop.done():
+                loop.result()  # only a fault of ours ends it
     finally:
-        beats.cancel()
-        await asyncio.gather(beats, return_exceptions=True)
+        for loop in loops:
+            loop.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
         config.host_socket.unlink(missing_ok=True)
         await runner.cleanup()
         await registry.close()

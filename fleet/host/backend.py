@@ -1,5 +1,6 @@
 """What a sandbox host needs from the thing that isolates sandboxes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -52,9 +53,12 @@ class Backend(Protocol):
     name: str
 
     async def open(self) -> None:
-        """Check that sandboxes can be started here, and remove what an earlier life of this instance left.
+        """Check that sandboxes can be started here. Raises SandfleetError with what to do about it."""
 
-        Raises SandfleetError with what to do about it.
+    async def sweep(self, alive: Callable[[], set[str]]) -> None:
+        """Remove what belongs to this instance but to no sandbox of ``alive``: ids, asked for after looking.
+
+        An earlier life of the host may have left it, or a call to the engine whose answer was lost.
         """
 
     async def create(self, launch: Launch) -> str:

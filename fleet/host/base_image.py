@@ -13,9 +13,10 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 
 from sandfleet.fleet.host import rootfs
-from sandfleet.fleet.host.engine import Engine
+from sandfleet.fleet.host.engine import Engine, EngineError
 from sandfleet.shared import logs
 from sandfleet.shared.errors import SandfleetError
 from sandfleet.shared.settings import settings
@@ -49,13 +50,16 @@ async def ensure_image(
     """
     wanted = version(base)
     async with Engine(docker_host) as engine:
-        labels = await engine.image_labels(tag)
-        if labels is not None and labels.get(VERSION_LABEL) == wanted:
+        old = await engine.image(tag)
+        if old is not None and (old["Config"].get("Labels") or {}).get(VERSION_LABEL) == wanted:
             return False
         if base is None:
             await _import(engine, tag, wanted, on_progress)
         else:
             await _derive(engine, tag, base, wanted, on_progress)
+        if old is not None:
+            with suppress(EngineError):  # a container or another tag still uses it
+                await engine.call("DELETE", f"/images/{old['Id']}")
     return True
 
 
@@ -81,7 +85,7 @@ async def _derive(
     engine: Engine, tag: str, base: str, wanted: str, on_progress: Callable[[str], None]
 ) -> None:
     """Label ``base`` as ``tag``: pull it if need be, and commit a container of it that never runs."""
-    if await engine.image_labels(base) is None:
+    if await engine.image(base) is None:
         on_progress(f"pulling {base}")
         name, base_tag = _split(base)
         pull = [("fromImage", name), ("tag", base_tag)]

@@ -8,6 +8,7 @@ import secrets
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -87,6 +88,9 @@ class BwrapBackend:
         ):
             arguments += ["--perms", "1777", "--size", str(size), "--tmpfs", path]
         return [*arguments, "--chdir", WORKSPACE]
+
+    async def sweep(self, alive: Callable[[], set[str]]) -> None:
+        return  # sandboxes die with the process that started them
 
     async def create(self, launch: Launch) -> str:
         uid = _UID_FIRST + secrets.randbelow(_UID_COUNT) if os.getuid() == 0 else _INSIDE_UID

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -44,7 +45,7 @@ class DockerBackend:
                 "SANDFLEET_SANDBOX_MEMORY_BYTES must exceed the workspace and 64 MiB for /tmp: both are in memory."
             )
         await self._engine.__aenter__()
-        if await self._engine.image_labels(self._image) is None:
+        if await self._engine.image(self._image) is None:
             raise SandfleetError(
                 f"The engine has no image {self._image}. Build it: "
                 f"python -m sandfleet.fleet.host.base_image --tag {self._image}"
@@ -52,13 +53,17 @@ class DockerBackend:
         info = await self._engine.call("GET", "/info")
         if any(option in ("name=userns", "name=rootless") for option in info.get("SecurityOptions") or ()):
             self._uids = (_MAPPED_UID_FIRST, _MAPPED_UID_COUNT)
-        left = await self._engine.containers(f"{LABEL}=1", f"{INSTANCE_LABEL}={self._instance}")
+
+    async def sweep(self, alive: Callable[[], set[str]]) -> None:
+        found = await self._engine.containers(f"{LABEL}=1", f"{INSTANCE_LABEL}={self._instance}")
+        known = {_name(sandbox_id) for sandbox_id in alive()}
+        left = [c["Id"] for c in found if not any(name.lstrip("/") in known for name in c["Names"])]
         if left:
-            await asyncio.gather(*(self._engine.remove_container(container["Id"]) for container in left))
-            logger.info("removed sandboxes of an earlier life", extra={"count": len(left)})
+            await asyncio.gather(*(self._engine.remove_container(container) for container in left))
+            logger.info("removed containers that no sandbox owns", extra={"count": len(left)})
 
     async def create(self, launch: Launch) -> str:
-        name = f"sandfleet-{launch.sandbox_id}"
+        name = _name(launch.sandbox_id)
         uid = self._uids[0] + secrets.randbelow(self._uids[1])
         for file, kind in (("passwd", f"x:{uid}:{uid}:sandbox:/workspace:/bin/sh"), ("group", f"x:{uid}:")):
             root = "root:x:0:0:root:/root:/bin/sh" if file == "passwd" else "root:x:0:"
@@ -116,7 +121,6 @@ class DockerBackend:
             "User": f"{uid}:{uid}",
             "WorkingDir": WORKSPACE,
             "Hostname": "sandbox",
-            "NetworkDisabled": True,
             "StopSignal": "SIGKILL",
             "Healthcheck": {"Test": ["NONE"]},
             "Labels": {
@@ -155,3 +159,7 @@ class DockerBackend:
 
     async def close(self) -> None:
         await self._engine.__aexit__()
+
+
+def _name(sandbox_id: str) -> str:
+    return f"sandfleet-{sandbox_id}"

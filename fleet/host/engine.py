@@ -117,16 +117,15 @@ class Engine:
                 raise EngineError(str(part["error"]), response.status)
         return parts
 
-    async def image_labels(self, image: str) -> dict[str, str] | None:
-        """Labels of an image, or None if the engine does not have it."""
+    async def image(self, name: str) -> dict[str, Any] | None:
+        """The engine's description of an image, or None if it does not have it."""
         try:
-            found = await self.call("GET", f"/images/{image}/json")
+            found: dict[str, Any] = await self.call("GET", f"/images/{name}/json")
         except EngineError as error:
             if error.http_status == 404:
                 return None
             raise
-        labels: dict[str, str] = found["Config"].get("Labels") or {}
-        return labels
+        return found
 
     async def containers(self, *labels: str) -> list[dict[str, Any]]:
         """Containers in any state that carry all these labels (``key=value``)."""

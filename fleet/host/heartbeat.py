@@ -62,13 +62,13 @@ class Heartbeat:
                 if self._silent:
                     self._silent = False
                     logger.info("PostgreSQL answers again")
-                await self._registry.remove_all(over)
+                for key in over:
+                    self._registry.dismiss(key)
             except (psycopg.Error, OSError, TimeoutError) as error:
                 if not self._silent:
                     self._silent = True
                     logger.warning("PostgreSQL does not answer", extra={"error": type(error).__name__})
                 await self._disconnect()
-            await self._registry.tidy()
             await asyncio.sleep(PERIOD_S)
 
     async def _beat(self) -> list[RunKey]:

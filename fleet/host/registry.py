@@ -1,9 +1,9 @@
 """All sandboxes of a host: one per run, made at first use, guarded by the highest attempt that was seen."""
 
 import asyncio
+import itertools
 import logging
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 # A token lives no longer than a lease, and a lease not longer than minutes: after an hour no old attempt can speak.
 _REMEMBER_S = 3600.0
+_TEND_EVERY_S = 1.0
+_SWEEP_EVERY = 5  # of these
 
 
 class Acquired(NamedTuple):
@@ -162,10 +164,6 @@ class Registry:
         self._background.add(removal)
         removal.add_done_callback(self._background.discard)
 
-    async def remove_all(self, keys: Iterable[RunKey]) -> None:
-        """Remove several at once."""
-        await asyncio.gather(*(self.remove(key) for key in keys))
-
     async def _destroy(self, sandbox: Sandbox) -> None:
         self._doomed.add(sandbox)
         try:
@@ -175,27 +173,40 @@ class Registry:
         else:
             self._doomed.discard(sandbox)
 
-    async def tidy(self) -> None:
-        """Remove sandboxes beyond their lifetime, retry removals that failed, forget runs not heard of for an hour."""
-        now = time.monotonic()
-        over = [key for key, s in self._sandboxes.items() if now - s.born > self._lifetime_s]
-        for key in over:
-            logger.warning("sandbox beyond its lifetime", extra={"run": str(key.run_id)})
-            await self.remove(key)
-            self._lost[key] = _Loss(
-                f"The sandbox was lost: it reached its lifetime of {self._lifetime_s:.0f} s."
-            )
-        for sandbox in list(self._doomed):
-            await self._destroy(sandbox)
-        for key in [k for k, seen in self._seen.items() if now - seen.at > _REMEMBER_S]:
-            if key not in self._sandboxes and key not in self._creating:
-                del self._seen[key]
-                self._lost.pop(key, None)
+    async def tend(self) -> None:
+        """For ever: end sandboxes beyond their lifetime, retry removals that failed, remove what nobody owns."""
+        for number in itertools.count(1):
+            await asyncio.sleep(_TEND_EVERY_S)
+            now = time.monotonic()
+            for key in [key for key, s in self._sandboxes.items() if now - s.born > self._lifetime_s]:
+                logger.warning("sandbox beyond its lifetime", extra={"run": str(key.run_id)})
+                await self.remove(key)
+                self._lost[key] = _Loss(
+                    f"The sandbox was lost: it reached its lifetime of {self._lifetime_s:.0f} s."
+                )
+            for sandbox in list(self._doomed):
+                await self._destroy(sandbox)
+            if number % _SWEEP_EVERY == 0:
+                with suppress(SandfleetError):
+                    await self._sweep()
+            for key in [key for key, seen in self._seen.items() if now - seen.at > _REMEMBER_S]:
+                if key not in self._sandboxes and key not in self._creating:
+                    del self._seen[key]
+                    self._lost.pop(key, None)
+
+    async def open(self) -> None:
+        """Remove what an earlier life of this instance left."""
+        await self._sweep()
+
+    async def _sweep(self) -> None:
+        await self._backend.sweep(lambda: {path.name for path in self._folder.iterdir()})
 
     async def close(self) -> None:
         """Remove everything; returns when no sandbox is left or the engine does not answer."""
         self.room = 0
-        await self.remove_all(self.keys())
+        await asyncio.gather(*(self.remove(key) for key in self.keys()))
         for sandbox in list(self._doomed):
             await self._destroy(sandbox)
         await asyncio.gather(*self._background, return_exceptions=True)
+        with suppress(SandfleetError):
+            await self._sweep()

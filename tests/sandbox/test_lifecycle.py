@@ -166,6 +166,23 @@ async def test_a_host_removes_what_an_earlier_life_left_and_nothing_else(own_hos
                 await engine.remove_container(container)
 
 
+async def test_a_container_that_no_sandbox_owns_is_removed(docker_host, docker_client):
+    """Red without the sweep: the engine's answer to a creation was lost, and nobody knows of the container."""
+    sandbox = await docker_host.sandbox(docker_client)
+    await sandbox.write_file("kept", b"")
+    labels = {"sandfleet": "1", "sandfleet.instance": docker_host.instance}
+    body = {"Image": "sandfleet-sandbox:latest", "Cmd": ["sleep", "300"], "Labels": labels}
+    async with Engine(docker_host.docker_host) as engine:
+        await engine.call("POST", "/containers/create", body=body)
+
+    async def only_the_sandbox_is_left():
+        return len(await containers(docker_host)) == 1
+
+    await eventually(only_the_sandbox_is_left)
+    assert await sandbox.read_file("kept") == b""
+    await sandbox.close()
+
+
 async def test_a_lost_sandbox_is_told_once_and_then_replaced(docker_host, docker_client):
     """Red when an empty workspace takes the lost one's place in silence, or when the run can never go on."""
     sandbox = await docker_host.sandbox(docker_client)
