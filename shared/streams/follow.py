@@ -109,17 +109,17 @@ class _Follower:
         head = await self._insist(partial(journal.look, self._hub.pool, self._key))
         if head is None:
             raise NotFound("There is no such run.")
-        if live_only:
-            self._cursor = max(head.id, await self._hub.top(self._key))
-            self._joined_midway = True
-        if head.ended and (live_only or self._cursor >= head.id):
-            yield self._close_with(head, repeat=live_only)
-        elif not live_only:
+        if not live_only:
             async for page in self._reread():
                 yield page
             if head.ended:
                 async for page in self._catch_up(head):
                     yield page
+        elif head.ended:
+            yield self._close_with(head, repeat=True)
+        else:
+            self._cursor = max(head.id, await self._hub.top(self._key))
+            self._joined_midway = True
 
     async def _live(self) -> AsyncIterator[list[StreamEvent]]:
         loop = asyncio.get_running_loop()
