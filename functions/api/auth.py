@@ -11,7 +11,7 @@ from sandfleet.shared.errors import Unauthenticated
 from sandfleet.shared.ids import Owner
 from sandfleet.shared.store.api_keys import find_owner, hash_key
 
-PUBLIC_PATHS = frozenset({"/ok", "/info", "/docs", "/docs/oauth2-redirect", "/openapi.json", "/system/ready", "/threads/search"})
+PUBLIC_PATHS = frozenset({"/ok", "/info", "/docs", "/docs/oauth2-redirect", "/openapi.json", "/system/ready"})
 
 _KEEP_S = 5.0  # a revoked key works this much longer at most
 _KEEP_KEYS = 10_000
