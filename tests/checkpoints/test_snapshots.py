@@ -217,7 +217,11 @@ async def test_states_of_others_are_not_read(
 
 
 async def test_odd_values_and_names_are_kept(
-    writer: FencedWriter, make_saver: MakeSaver, pool: Pool, start_run: StartRun
+    writer: FencedWriter,
+    make_saver: MakeSaver,
+    pool: Pool,
+    start_run: StartRun,
+    connection: AsyncConnection[Any],
 ) -> None:
     """Large values under a name with U+0000 too. Breaks if such a name goes into `refs`, which is searched by PostgreSQL."""
     thread = await new_thread(writer, make_saver, pool, start_run)
@@ -234,6 +238,8 @@ async def test_odd_values_and_names_are_kept(
     state = await thread.newest()
     assert state["values"] == {"a\0": LARGE, "b\ufffd": "\ufffd\0", "c": None}
     assert state["tasks"][0]["error"] == {"error": "ValueError", "message": "\ufffd"}
+    cursor = await connection.execute("select json_each_text(refs) from state_snapshots")
+    await cursor.fetchall()
     (state,) = await thread.history(metadata={"odd": "\ufffd"})
     assert state["next"] == ["\0"]
 
