@@ -68,4 +68,5 @@ requirements: | $(UV) ## Compile the pinned requirement files anew (UPGRADE=--up
 	@! grep -nE '://|index-url|find-links' requirements/*.txt
 
 clean: ## Remove the environment and the local stack's data
+	@umount .sandfleet/docker/data 2>/dev/null || true
 	rm -rf $(VENV) .tools .sandfleet .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build

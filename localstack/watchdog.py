@@ -7,24 +7,37 @@ import fcntl
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 from sandfleet.localstack.leftovers import clear
 
+_LOCK_WAIT_S = 20.0
 
-def main(lock: Path, record: Path, instance: str) -> None:
-    """Wait for the end of standard input, then clear the instance unless a successor already holds its lock."""
+
+def main(supervisor: str, lock: Path, record: Path, instance: str) -> None:
+    """Wait for the end of standard input, then clear the instance unless a successor already holds its lock.
+
+    ``supervisor`` is the process id to clean up after, as it stands in the lock file.
+    """
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     while os.read(0, 1024):
         pass
+    deadline = time.monotonic() + _LOCK_WAIT_S
     with lock.open("a") as held:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return
+        while True:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                # The kernel closes a killed process's files one by one: the pipe may end before the lock is free.
+                if lock.read_text() != supervisor or time.monotonic() > deadline:
+                    return
+                time.sleep(0.05)
+            else:
+                break
         clear(record, instance)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
