@@ -26,15 +26,12 @@ def test_an_event_without_id_has_no_id_line() -> None:
     assert frame(StreamEvent(None, "resync", "{}")) == b"event: resync\r\ndata: {}\r\n\r\n"
 
 
-@given(st.text(), st.recursive(st.text() | st.integers(), st.lists), st.sampled_from([None, 1]))
+@given(st.text(), st.recursive(st.text() | st.integers(-9, 9), st.lists), st.sampled_from([None, 1]))
 def test_any_event_reaches_the_sdk_as_it_was(name: str, data: object, indent: int | None) -> None:
     """Line breaks in names become blanks; JSON that is spread over lines arrives as the same JSON."""
     sent = StreamEvent("1-1", "updates|" + name, json.dumps(data, ensure_ascii=False, indent=indent))
     lines, decoder = BytesLineDecoder(), SSEDecoder()
-    try:
-        raw = frame(sent)
-    except UnicodeEncodeError:
-        pytest.skip("lone surrogates do not get here")
+    raw = frame(sent)
     decoded = [
         part for line in lines.decode(raw) + lines.flush() if (part := decoder.decode(line.rstrip(b"\r\n")))
     ]
