@@ -217,6 +217,7 @@ class Command(Operation):
         self.tree_dead = False
         self.rung = 0
         self.oom_before = oom_kills()
+        self.start_ticks = 0
         self.mark = f"{MARK}={op}-{os.urandom(6).hex()}"
         self.stdin: int | None = None
         self.stdin_watched = False
@@ -254,6 +255,8 @@ class Command(Operation):
         process.returncode = 0  # reaped here by pid, never through this object
         for fd in (fds[0], fds[3], fds[5]):
             os.close(fd)
+        with contextlib.suppress(OSError):
+            self.start_ticks = Process(process.pid).start
         # When memory runs out the kernel takes a command first, and the agent last.
         with contextlib.suppress(OSError), open(f"/proc/{process.pid}/oom_score_adj", "w") as file:
             file.write("1000")
@@ -353,8 +356,8 @@ class Command(Operation):
     def _climb(self, now: float) -> bool:
         """One round of the kill ladder; False once the operation was given up."""
         assert self.kill_since is not None
-        members = process_tree(self)
-        if not members and self.status is not None:
+        members, complete = process_tree(self)
+        if not members and complete and self.status is not None:
             self.tree_dead = True
             return True
         self.rung = max(self.rung, 1)
@@ -724,48 +727,68 @@ def explained(error: OSError, path: str) -> tuple[str, str]:
     return codes.get(type(error).__name__, "io_error"), f"{path}: {error.strerror or error}"
 
 
-def process_tree(command: Command) -> list[int]:
-    """Living processes of a command: its session, what carries its mark or holds its pipes, and all descendants."""
-    mark = command.mark.encode()
-    pipes = set()
-    for output in command.outputs:
-        if output.open:
-            with contextlib.suppress(OSError):
-                pipes.add(f"pipe:[{os.fstat(output.fd).st_ino}]")
-    own_session = command.status is None or command.pid not in command.agent.mains
-    children: dict[int, list[int]] = {}
-    alive: set[int] = set()
-    found: list[int] = []
-    myself = os.getpid()
+class Process:
+    """What /proc says of a process: its parent, session, start (ticks since boot) and the mark in its environment."""
+
+    def __init__(self, pid: int) -> None:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        self.pid = pid
+        self.dead = fields[0] in (b"Z", b"X")
+        self.parent = int(fields[1])
+        self.session = int(fields[3])
+        self.start = int(fields[19])
+        self.mark = b""
+        if not self.dead:
+            with contextlib.suppress(PermissionError), open(f"/proc/{pid}/environ", "rb") as file:
+                prefix = MARK.encode() + b"="
+                self.mark = next((part for part in file.read().split(b"\0") if part.startswith(prefix)), b"")
+
+    def holds(self, pipes: set[str]) -> bool:
+        with contextlib.suppress(OSError):
+            return any(os.readlink(fd.path) in pipes for fd in os.scandir(f"/proc/{self.pid}/fd"))
+        return False
+
+
+def process_tree(command: Command) -> tuple[set[int], bool]:
+    """Living processes of a command, and whether the look was complete: none ended, and maybe forked, meanwhile.
+
+    To a command belong its session, what carries its mark or holds its pipes, orphans without any mark that began
+    after it, and all descendants of these.
+    """
+    processes: dict[int, Process] = {}
+    complete = True
     for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == myself:
-            continue
-        pid = int(name)
-        try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()
-            if fields[0] in (b"Z", b"X"):
+        if name.isdigit() and int(name) != os.getpid():
+            try:
+                process = Process(int(name))
+            except (FileNotFoundError, ProcessLookupError):
+                complete = False
                 continue
-            alive.add(pid)
-            children.setdefault(int(fields[1]), []).append(pid)
-            if own_session and int(fields[3]) == command.pid:
-                found.append(pid)
-                continue
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                if mark in file.read().split(b"\0"):
-                    found.append(pid)
-                    continue
-            if pipes and any(os.readlink(fd.path) in pipes for fd in os.scandir(f"/proc/{pid}/fd")):
-                found.append(pid)
-        except (OSError, IndexError, ValueError):
-            continue
+            if not process.dead:
+                processes[process.pid] = process
+    mains = command.agent.mains
+    session_is_ours = command.status is None or command.pid not in mains
+    pipes = {f"pipe:[{os.fstat(output.fd).st_ino}]" for output in command.outputs if output.open}
+    children: dict[int, list[int]] = {}
+    found: list[int] = []
+    for process in processes.values():
+        children.setdefault(process.parent, []).append(process.pid)
+        lost = not process.mark and process.parent not in processes and process.pid not in mains
+        if (
+            (session_is_ours and process.session == command.pid)
+            or process.mark == command.mark.encode()
+            or (lost and process.start >= command.start_ticks)
+            or (pipes and process.holds(pipes))
+        ):
+            found.append(process.pid)
     tree: set[int] = set()
     while found:
         pid = found.pop()
         if pid not in tree:
             tree.add(pid)
             found += children.get(pid, [])
-    return [pid for pid in tree if pid in alive]
+    return tree, complete
 
 
 def leave(code: int) -> NoReturn:

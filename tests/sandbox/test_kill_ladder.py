@@ -21,6 +21,7 @@ STUBBORN = {
     "a daemon with a new environment and our pipes": "(env -i setsid sleep 300 &) ; sleep 301",
     "a child that ignores SIGTERM": "trap '' TERM INT HUP; sleep 300 & wait; wait",
     "a daemon without our pipes": "(setsid sleep 300 </dev/null >/dev/null 2>&1 &) ; sleep 301",
+    "a daemon without a trace": "(env -i setsid sleep 300 </dev/null >/dev/null 2>&1 &) ; sleep 301",
     "a stopped child": "sleep 300 & kill -STOP $!; wait",
 }
 
@@ -39,6 +40,15 @@ async def test_a_time_limit_leaves_other_commands_alone(sandbox):
     assert (await sandbox.exec("sleep 300 & wait", timeout_s=0.5)).timed_out
     await sandbox.write_file("go", b"")
     assert (await other).stdout == b"well\n"
+
+
+async def test_a_time_limit_leaves_earlier_background_processes_alone(sandbox):
+    """Red when every orphan is taken for the command's own."""
+    await sandbox.exec(
+        "(setsid sleep 400 &); (env -i setsid sleep 401 </dev/null >/dev/null 2>&1 &); sleep 0.1"
+    )
+    assert (await sandbox.exec("sleep 300 & wait", timeout_s=0.5)).timed_out
+    assert sorted(await sleepers(sandbox)) == ["sleep 400", "sleep 401"]
 
 
 async def test_output_before_the_time_limit_is_kept(sandbox):
@@ -69,8 +79,16 @@ async def test_a_cancelled_exec_kills_the_command(sandbox):
     await eventually(gone, what="its processes are gone")
 
 
+async def test_a_process_that_forks_away_is_killed(sandbox):
+    """Red when the ladder ends at the tree kill: by the time a process is found it has ended and its child runs."""
+    runner = "import os\nwhile True:\n if os.fork(): os._exit(0)"
+    result = await sandbox.exec(f"python3 -c '{runner}' & sleep 300", timeout_s=0.5)
+    assert result.timed_out
+    assert await command_lines(sandbox) == []
+
+
 async def test_a_fork_bomb_is_bounded_and_killed(sandbox):
-    """Red without a pids limit (the machine suffers), or when the ladder ends at the tree kill (it forks away)."""
+    """Red without a limit of processes: the machine suffers, and this sandbox cannot go on."""
     result = await sandbox.exec("bomb() { bomb | bomb & }; bomb; sleep 300", timeout_s=2)
     assert result.timed_out or result.signal == signal.SIGKILL
     assert (await sandbox.exec("echo fine")).stdout == b"fine\n"
@@ -101,9 +119,13 @@ async def test_memory_that_runs_out_kills_the_command_and_not_the_sandbox(docker
 
 async def test_many_small_processes_that_fill_memory_do_not_kill_the_agent(docker_sandbox):
     """Red without the raised oom_score_adj of commands: the agent is bigger than each of these."""
-    program = "for i in $(seq 60); do python3 -c 'x=bytearray(10_000_000); import time; time.sleep(300)' & done; wait"
-    await docker_sandbox.exec(program, timeout_s=12)
-    assert (await docker_sandbox.exec("echo fine")).stdout == b"fine\n"
+    program = (
+        "head -c 250000000 /dev/zero > fill; for d in /tmp /dev/shm; do head -c 60000000 /dev/zero > $d/fill; done; "
+        "mkfifo /tmp/never; for i in $(seq 150); do (x=$(printf %2000000s); read y <> /tmp/never) & done; wait"
+    )
+    result = await docker_sandbox.exec(program, timeout_s=6)
+    assert result.out_of_memory
+    assert (await docker_sandbox.exec("ls")).stdout == b"fill\n"
 
 
 async def test_a_sandbox_whose_agent_does_not_answer_is_killed_from_outside(docker_host, docker_sandbox):
