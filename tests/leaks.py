@@ -101,7 +101,7 @@ async def check_redis(redis_url: str) -> None:
         return not await immortal()
 
     try:
-        await eventually(none, 3.0, "every Redis key has a time to live")
+        await eventually(none, min(3.0, SETTLED_S), "every Redis key has a time to live")
     except AssertionError:
         raise AssertionError(f"Redis keys without a time to live: {(await immortal())[:10]}") from None
 

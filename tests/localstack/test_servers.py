@@ -6,6 +6,7 @@ import psycopg
 import redis.asyncio
 
 from sandfleet.localstack.queues import sqs_client
+from sandfleet.localstack.servers import POOLS
 from tests.fixtures_servers import TestServers
 
 
@@ -49,6 +50,7 @@ async def test_redis_asks_for_its_password(servers: TestServers) -> None:
 
 async def test_the_queues_are_back_after_a_restart(servers: TestServers) -> None:
     """The emulator forgets them. Breaks without `restore`."""
+    assert set(servers.at.queue_urls) == set(POOLS)
     await servers.supervisor.restart("ministack")
     async with sqs_client(servers.aws_endpoint_url, servers.at.aws_region, {}) as sqs:
         for url in servers.at.queue_urls.values():

@@ -1,0 +1,55 @@
+"""The check after each test notices what it is there for."""
+
+import asyncio
+import sys
+
+import psycopg
+import pytest
+import redis.asyncio
+
+from tests import leaks
+from tests.fixtures_servers import TestServers
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left on purpose does not go away by waiting."""
+    monkeypatch.setattr(leaks, "SETTLED_S", 0.2)
+
+
+async def test_it_finds_a_process(servers: TestServers) -> None:
+    """Breaks if descendants are not looked for."""
+    before = leaks.descendants()
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(600)")
+    with pytest.raises(AssertionError, match=str(child.pid)):
+        await leaks.check_processes([servers.supervisor], before)
+    child.kill()
+    await child.wait()
+    await leaks.check_processes([servers.supervisor], before)
+
+
+async def test_it_finds_a_key_without_an_end(servers: TestServers, redis_url: str) -> None:
+    """Breaks if only the first database is scanned."""
+    client = redis.asyncio.Redis.from_url(redis_url)
+    await client.set("for ever", 1)
+    with pytest.raises(AssertionError, match="for ever"):
+        await leaks.check_redis(servers.at.redis_url)
+    await client.expire("for ever", 60)
+    await leaks.check_redis(servers.at.redis_url)
+    await client.aclose()
+
+
+async def test_it_finds_an_open_transaction(servers: TestServers, database: str) -> None:
+    """Breaks if connections are only counted."""
+    async with await psycopg.AsyncConnection.connect(database) as connection:
+        await connection.execute("select 'left open'")
+        with pytest.raises(AssertionError, match="left open"):
+            await leaks.check_connections(servers.admin_url, 100)
+    await leaks.check_connections(servers.admin_url, 100)
+
+
+async def test_it_finds_too_many_connections(servers: TestServers, database: str) -> None:
+    """Breaks if ``most`` is not looked at."""
+    async with await psycopg.AsyncConnection.connect(database, autocommit=True):
+        with pytest.raises(AssertionError, match="connections left behind"):
+            await leaks.check_connections(servers.admin_url, 0)
