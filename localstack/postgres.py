@@ -78,7 +78,14 @@ def _as_system_user() -> list[str]:
         subprocess.run(useradd, check=True, capture_output=True)
         user = pwd.getpwnam(SYSTEM_USER)
     ids = [f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
-    return [setpriv, *ids, "--inh-caps=+dac_override", "--ambient-caps=+dac_override"]
+    # Without the bit, access(2) ignores capabilities, and initdb asks it whether it may run its own programs.
+    return [
+        setpriv,
+        *ids,
+        "--securebits=+no_setuid_fixup",
+        "--inh-caps=+dac_override",
+        "--ambient-caps=+dac_override",
+    ]
 
 
 def _initialise(data: Path, prefix: list[str], password_file: Path, env: dict[str, str]) -> None:

