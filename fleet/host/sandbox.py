@@ -17,7 +17,7 @@ from sandfleet.fleet.host.agent_link import AgentLink, Operation, ProtocolError
 from sandfleet.fleet.host.backend import Backend, Launch
 from sandfleet.fleet.sandbox.errors import HostUnavailable, OperationRefused, StaleAttempt
 from sandfleet.fleet.sandbox_agent import agent as wire
-from sandfleet.shared.errors import SandboxError
+from sandfleet.shared.errors import SandboxError, SandfleetError
 from sandfleet.shared.ids import Fence, RunKey
 
 logger = logging.getLogger(__name__)
@@ -64,11 +64,13 @@ class Sandbox:
                 link = await _accept(listener, backend, handle)
         except BaseException as error:
             if handle is not None:
-                with contextlib.suppress(SandboxError, OSError):
+                with contextlib.suppress(SandfleetError, OSError):
                     await backend.destroy(handle)
             shutil.rmtree(folder, ignore_errors=True)
             if isinstance(error, TimeoutError):
                 raise HostUnavailable(f"No sandbox started within {_START_TIMEOUT_S:.0f} s.") from error
+            if isinstance(error, SandfleetError) and not isinstance(error, SandboxError):
+                raise HostUnavailable(f"No sandbox could be started: {error.message}") from error
             raise
         finally:
             listener.close()

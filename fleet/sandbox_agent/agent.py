@@ -557,7 +557,9 @@ class Agent:
         self.selector.register(self._wake, selectors.EVENT_READ, self._woken)
         signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, lambda *_: leave(0))
+        # A command may signal PID 1, which the kernel drops unless there is a handler, as Python has for SIGINT.
+        # To ignore it instead would be inherited by all commands.
+        signal.signal(signal.SIGINT, lambda *_: None)
 
     def serve(self) -> NoReturn:
         self.send(HELLO, 0, json.dumps({"protocol": PROTOCOL, "uid": os.getuid()}).encode())

@@ -62,8 +62,9 @@ async def test_it_cannot_speak_to_the_host_in_the_agents_place(sandbox):
 
 
 async def test_it_cannot_end_its_agent(sandbox):
+    """Red when the agent handles a signal by ending, as Python does on SIGINT."""
     await sandbox.write_file("kept", b"here")
-    await sandbox.exec("kill -9 1; kill -STOP 1; kill -TERM -1", timeout_s=20)
+    await sandbox.exec("for s in $(seq 1 64); do kill -$s 1; done; kill -9 -1", timeout_s=20)
     assert await sandbox.read_file("kept") == b"here"
 
 
@@ -133,3 +134,8 @@ async def test_a_sandbox_is_private_to_its_run(docker_host):
     assert await mine.read_file("secret") == b"mine"
     await mine.close()
     await client.aclose()
+
+
+async def test_commands_get_signals_as_usual(sandbox):
+    """Red when the agent ignores signals itself: what is ignored is inherited."""
+    assert (await sandbox.exec("grep SigIgn /proc/self/status")).stdout.split()[1] == b"0" * 16
