@@ -1,4 +1,4 @@
-"""Run steps side by side; the first failure cancels the others and comes out as itself."""
+"""Run steps side by side, or one to its end although the caller is cancelled."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -25,3 +25,19 @@ async def parallel(*steps: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
     return tuple(task.result() for task in tasks)
+
+
+async def uninterrupted(step: Coroutine[Any, Any, A]) -> A:
+    """The result of a step that goes on when the caller is cancelled; the cancellation comes out after its end."""
+    task = asyncio.ensure_future(step)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            if task.cancelled():
+                raise
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return task.result()

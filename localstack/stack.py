@@ -18,7 +18,7 @@ from sandfleet.localstack import dev_file, docker_api
 from sandfleet.localstack.dev_file import StackInfo
 from sandfleet.localstack.engine import Sandboxing, choose_sandboxing
 from sandfleet.localstack.leftovers import INSTANCE_VARIABLE, LABEL
-from sandfleet.localstack.parallel import parallel
+from sandfleet.localstack.parallel import parallel, uninterrupted
 from sandfleet.localstack.process import LocalStackError, Process, free_ports, tcp_answers
 from sandfleet.localstack.servers import Servers, start_servers
 from sandfleet.localstack.supervisor import Supervisor
@@ -122,8 +122,11 @@ class Stack:
     async def stop(self) -> list[str]:
         """Stop everything: runs end or are handed over, sandboxes go, then the servers. Safe to call at any time.
 
-        Returns what had to be removed by force; empty is the normal case.
+        Being cancelled does not keep it from finishing. Returns what had to be removed by force; empty is normal.
         """
+        return await uninterrupted(self._stop())
+
+    async def _stop(self) -> list[str]:
         if not self.supervisor.holds_folder:
             return []
         self.supervisor.on_change = lambda: None
