@@ -117,12 +117,13 @@ async def choose_sandboxing(
                 say(f"No Docker Engine of our own: {error.message.splitlines()[0]}")
         elif wish == "docker":
             raise LocalStackError("No Docker Engine answers. Start one, or set DOCKER_HOST to where it is.")
-    await _check_bwrap(say)
+    await ensure_bwrap(say)
     say(BWRAP_MEANS)
     return Sandboxing("bwrap", None)
 
 
-async def _check_bwrap(say: Callable[[str], None]) -> None:
+async def ensure_bwrap(say: Callable[[str], None]) -> None:
+    """Make sure that bwrap is there and works, installing it if that is allowed; `LocalStackError` if not."""
     if shutil.which("bwrap") is None:
         if not may_install():
             raise LocalStackError(
