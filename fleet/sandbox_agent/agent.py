@@ -357,7 +357,8 @@ class Command(Operation):
         """One round of the kill ladder; False once the operation was given up."""
         assert self.kill_since is not None
         members, complete = process_tree(self)
-        if not members and complete and self.status is not None:
+        # Nothing forks away from the second rung, so after it any look will do.
+        if not members and (complete or self.rung == 2) and self.status is not None:
             self.tree_dead = True
             return True
         self.rung = max(self.rung, 1)

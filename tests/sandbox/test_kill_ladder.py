@@ -3,11 +3,18 @@
 import asyncio
 import os
 import signal
+import uuid
 
 import pytest
 
+from sandfleet.fleet.host import sandbox as sandbox_module
+from sandfleet.fleet.host.backend import Limits
+from sandfleet.fleet.host.bwrap_backend import BwrapBackend
 from sandfleet.fleet.host.engine import Engine
+from sandfleet.fleet.host.sandbox import Sandbox
 from sandfleet.fleet.sandbox.errors import SandboxLost
+from sandfleet.shared.ids import Fence, RunKey
+from sandfleet.shared.settings import Settings
 from tests.sandbox.conftest import containers
 from tests.sandbox.inside import command_lines, sleepers
 from tests.waiting import eventually
@@ -80,11 +87,34 @@ async def test_a_cancelled_exec_kills_the_command(sandbox):
 
 
 async def test_a_process_that_forks_away_is_killed(sandbox):
-    """Red when the ladder ends at the tree kill: by the time a process is found it has ended and its child runs."""
+    """Red when a look that missed the child of a process that ended meanwhile counts as complete."""
     runner = "import os\nwhile True:\n if os.fork(): os._exit(0)"
     result = await sandbox.exec(f"python3 -c '{runner}' & sleep 300", timeout_s=0.5)
     assert result.timed_out
     assert await command_lines(sandbox) == []
+
+
+async def test_what_the_tree_kill_cannot_get_everything_else_goes_with(tmp_path, monkeypatch):
+    """Red without the second rung. An agent whose looks at the tree find nothing stands for one that is outrun."""
+    blind = b"process_tree = lambda command: (set(), False)\nif __name__"
+    monkeypatch.setattr(
+        sandbox_module, "_AGENT_SOURCE", sandbox_module._AGENT_SOURCE.replace(b"if __name__", blind)
+    )
+    backend = BwrapBackend(Limits.of(Settings()))
+    fence = Fence(RunKey("acme", "ada", uuid.uuid4()), 1)
+    sandbox = await Sandbox.launch(backend, fence.key, tmp_path)
+    serving = asyncio.create_task(sandbox.serve())
+    try:
+        spec = {"shell": "setsid sleep 300 & sleep 301", "timeout_s": 0.2, "output_bytes": 1000}
+        events = [event async for event in sandbox.exec(fence, spec, None)]
+        assert events[-1][1]["timed_out"]
+        assert events[-1][1]["kill_rung"] == 2
+        spec = {"shell": "cat /proc/[0-9]*/cmdline", "timeout_s": 20, "output_bytes": 1000}
+        events = [event async for event in sandbox.exec(fence, spec, None)]
+        assert b"sleep" not in events[0][1]
+    finally:
+        await sandbox.destroy()
+        await serving
 
 
 async def test_a_fork_bomb_is_bounded_and_killed(sandbox):
