@@ -5,6 +5,7 @@ import os
 import signal
 import uuid
 
+import psutil
 import pytest
 
 from sandfleet.fleet.host import sandbox as sandbox_module
@@ -166,10 +167,9 @@ async def test_a_sandbox_whose_agent_does_not_answer_is_killed_from_outside(dock
         pid = (await engine.call("GET", f"/containers/{container['Id']}/json"))["State"]["Pid"]
     running = asyncio.create_task(docker_sandbox.exec("sleep 300", timeout_s=1))
 
-    async def sleeping():
-        async with Engine(docker_host.docker_host) as engine:
-            top = await engine.call("GET", f"/containers/{container['Id']}/top")
-        return any("sleep 300" in " ".join(row) for row in top["Processes"])
+    def sleeping():
+        inside = psutil.Process(pid).children(recursive=True)
+        return any("sleep 300" in " ".join(process.cmdline()) for process in inside)
 
     await eventually(sleeping, what="the command runs")
     os.kill(pid, signal.SIGSTOP)
