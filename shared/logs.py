@@ -35,5 +35,15 @@ def configure(process_name: str, level: str = "INFO") -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonFormatter(process_name))
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    for noisy in ("botocore", "aiobotocore", "httpx", "httpcore", "httpx2", "httpcore2", "openai", "urllib3", "uvicorn.access"):
+    for noisy in (
+        "botocore",
+        "aiobotocore",
+        "httpx",
+        "httpcore",
+        "httpx2",
+        "httpcore2",
+        "openai",
+        "urllib3",
+        "uvicorn.access",
+    ):
         logging.getLogger(noisy).setLevel(logging.WARNING)
