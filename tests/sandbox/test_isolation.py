@@ -137,5 +137,9 @@ async def test_a_sandbox_is_private_to_its_run(docker_host):
 
 
 async def test_commands_get_signals_as_usual(sandbox):
-    """Red when the agent ignores signals itself: what is ignored is inherited."""
-    assert (await sandbox.exec("grep SigIgn /proc/self/status")).stdout.split()[1] == b"0" * 16
+    """Red when the agent ignores signals itself: what is ignored is inherited.
+
+    Signals 32 and 33 belong to the C library, whose posix_spawn (make's, for one) leaves them ignored.
+    """
+    ignored = int((await sandbox.exec("grep SigIgn /proc/self/status")).stdout.split()[1], 16)
+    assert ignored & ~(0b11 << 31) == 0
