@@ -81,7 +81,14 @@ class Supervisor:
         _private_folder(self.run_dir)
         argv = [sys.executable, "-m", "sandfleet.localstack.watchdog"]
         self._watchdog = subprocess.Popen(  # noqa: ASYNC220 - it returns at once
-            [*argv, str(os.getpid()), str(lock_path), str(self._record_path), self.instance],
+            [
+                *argv,
+                str(os.getpid()),
+                str(lock_path),
+                str(self._record_path),
+                self.instance,
+                str(self.run_dir),
+            ],
             env=self.base_env(),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,

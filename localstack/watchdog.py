@@ -5,6 +5,7 @@ Its standard input is a pipe whose other end only the supervisor holds. Its end 
 
 import fcntl
 import os
+import shutil
 import signal
 import sys
 import time
@@ -15,10 +16,10 @@ from sandfleet.localstack.leftovers import clear
 _LOCK_WAIT_S = 20.0
 
 
-def main(supervisor: str, lock: Path, record: Path, instance: str) -> None:
+def main(supervisor: str, lock: Path, record: Path, instance: str, run_dir: Path) -> None:
     """Wait for the end of standard input, then clear the instance unless a successor already holds its lock.
 
-    ``supervisor`` is the process id to clean up after, as it stands in the lock file.
+    ``run_dir`` holds its sockets, ``supervisor`` is the process id to clean up after, as it stands in the lock file.
     """
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
@@ -37,7 +38,8 @@ def main(supervisor: str, lock: Path, record: Path, instance: str) -> None:
             else:
                 break
         clear(record, instance)
+        shutil.rmtree(run_dir, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4], Path(sys.argv[5]))
