@@ -278,7 +278,8 @@ class Execution:
         return self._ended(
             status,
             error={"error": error, "message": message},
-            thread_status="error",
+            # An update that fails leaves the thread as it was.
+            thread_status="error" if self.run.kind == "run" else None,
             output={"checkpoint_id": self._head_id, "interrupts": {}},
         )
 

@@ -154,7 +154,7 @@ async def test_many_small_processes_that_fill_memory_do_not_kill_the_agent(docke
         "head -c 250000000 /dev/zero > fill; for d in /tmp /dev/shm; do head -c 60000000 /dev/zero > $d/fill; done; "
         "mkfifo /tmp/never; for i in $(seq 150); do (x=$(printf %2000000s); read y <> /tmp/never) & done; wait"
     )
-    result = await docker_sandbox.exec(program, timeout_s=6)
+    result = await docker_sandbox.exec(program, timeout_s=15)
     assert result.out_of_memory
     assert (await docker_sandbox.exec("ls")).stdout == b"fill\n"
 

@@ -7,6 +7,8 @@ import pytest
 from tests.projects.basic.counter import expected_digest
 from tests.waiting import eventually
 
+STEPS = 500  # half a minute: longer than two drains and restarts, so that the run cannot end within a grace period
+
 
 async def owner_of(query, stack, run_id):
     """Name of the executor process that holds the run."""
@@ -21,7 +23,7 @@ async def test_a_run_outlives_its_executor(client, query, stack, number):
     SIGKILL: the lease runs out. SIGTERM: the run is handed over.
     """
     thread = await client.threads.create()
-    run = await client.runs.create(thread["thread_id"], "counter", input={"steps": 200, "delay_ms": 60})
+    run = await client.runs.create(thread["thread_id"], "counter", input={"steps": STEPS, "delay_ms": 60})
 
     async def begun():
         state = await client.threads.get_state(thread["thread_id"])
@@ -43,7 +45,7 @@ async def test_a_run_outlives_its_executor(client, query, stack, number):
 
         await eventually(taken, 40, "a living executor")
     values = await client.runs.join(thread["thread_id"], run["run_id"])
-    assert values["digest"] == expected_digest(200)
+    assert values["digest"] == expected_digest(STEPS)
     assert (await client.runs.get(thread["thread_id"], run["run_id"]))["status"] == "success"
     ((attempt, deaths),) = await query("select attempt, deaths from runs where run_id = %s", run["run_id"])
     assert attempt > 1
