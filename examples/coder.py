@@ -2,6 +2,7 @@
 
 from chat_model import chat_model
 from langchain.agents import create_agent
+
 from sandfleet.fleet.sandbox.tools import sandbox_tools
 
 graph = create_agent(

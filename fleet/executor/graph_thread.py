@@ -11,13 +11,13 @@ from concurrent.futures import Future
 
 import uvloop
 from redis.asyncio import Redis
-from sandfleet.fleet.sandbox.client import SandboxClient
 
 from sandfleet.fleet.executor.execution import Ended, Execution, Services, Stop
 from sandfleet.fleet.executor.fenced_writer import FencedWriter
 from sandfleet.fleet.executor.lease import Lease
 from sandfleet.fleet.executor.publisher import Publisher
 from sandfleet.fleet.graphs.loading import Graph
+from sandfleet.fleet.sandbox.client import SandboxClient
 from sandfleet.shared.db.pool import open_pool
 from sandfleet.shared.ids import Fence
 from sandfleet.shared.settings import Settings
