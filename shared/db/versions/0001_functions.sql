@@ -139,7 +139,7 @@ begin
       returning r.*;
 end $$;
 
--- Put a terminal state in place and close all that hangs on the run: thread, slot, journal.
+-- Put a terminal state in place and close all that hangs on the run: thread, slot, journal, tool calls.
 -- Caller holds the tenant's and the thread's row lock and has set the run's attempt.
 create function close_run(r runs, p_status text, p_error json, p_thread_status text, p_interrupts json, p_keep_temporary_s double precision)
 returns table (ready_pool text, ready_count int) language plpgsql as $$
@@ -150,6 +150,9 @@ begin
   update runs set status = p_status, gate = null, lease_owner = null, lease_expires_at = null, error = p_error,
       cancel_action = null, finished_at = clock_timestamp(), updated_at = clock_timestamp()
     where tenant = r.tenant and user_id = r.user_id and run_id = r.run_id;
+  -- Whether these took effect nobody knows any more.
+  update tool_calls set status = 'orphaned', finished_at = clock_timestamp()
+    where tenant = r.tenant and user_id = r.user_id and run_id = r.run_id and status = 'started';
   if held then
     update tenants set slots = slots - 1 where tenant = r.tenant;
   else
@@ -253,6 +256,7 @@ begin
   end if;
   delete from state_snapshots where tenant = p_tenant and user_id = p_user and thread_id = t::text and run_id = p_run;
   delete from journal where tenant = p_tenant and user_id = p_user and run_id = p_run;
+  delete from tool_calls where tenant = p_tenant and user_id = p_user and run_id = p_run;
   delete from runs where tenant = p_tenant and user_id = p_user and run_id = p_run;
 end $$;
 
@@ -264,6 +268,9 @@ begin
   delete from journal j using runs r
     where r.tenant = p_tenant and r.user_id = p_user and r.thread_id = p_thread
       and j.tenant = r.tenant and j.user_id = r.user_id and j.run_id = r.run_id;
+  delete from tool_calls c using runs r
+    where r.tenant = p_tenant and r.user_id = p_user and r.thread_id = p_thread
+      and c.tenant = r.tenant and c.user_id = r.user_id and c.run_id = r.run_id;
   delete from runs where tenant = p_tenant and user_id = p_user and thread_id = p_thread;
   delete from checkpoint_writes where tenant = p_tenant and user_id = p_user and thread_id = t;
   delete from checkpoint_blobs where tenant = p_tenant and user_id = p_user and thread_id = t;

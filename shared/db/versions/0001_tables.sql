@@ -164,6 +164,26 @@ create table journal (
   primary key (tenant, user_id, run_id, attempt, seq)
 );
 
+-- The ledger of side effects: what a run has called, so that a replay from a checkpoint calls nothing twice.
+create table tool_calls (
+  tenant text, user_id text, run_id uuid,
+  call_id      uuid,                                         -- the same in each replay; made of ns, message, id and place
+  n            smallint,                                     -- executions of this call before this one: a graph may retry
+  ns           text not null,                                -- the task that makes the call: node:task|node:task
+  message_id   text,                                         -- the AI message that asks for it; null: the graph itself does
+  tool_call_id text,                                         -- the model's id, which it may repeat
+  name         text not null,
+  attempt      int not null,                                 -- of the run, that started it last
+  status       text not null check (status in ('started', 'finished', 'failed', 'orphaned')),
+  outcome      text check (outcome in ('returned', 'raised')),   -- what the body is; null: none was kept
+  type         text,
+  body         bytea,                                        -- the result as the checkpoints' serializer writes it
+  error        text,
+  started_at   timestamptz not null default clock_timestamp(),
+  finished_at  timestamptz,
+  primary key (tenant, user_id, run_id, call_id, n)
+) with (fillfactor = 70);
+
 create table checkpoints (
   tenant text, user_id text, thread_id text, ns text, checkpoint_id text,
   parent_id text,
