@@ -6,11 +6,15 @@ file of its own name there. The first process that reaches the point takes the f
 - ``kill``: the process dies as by ``kill -9``;
 - ``stop``: the process stops as by ``kill -STOP``, until somebody sends it a SIGCONT;
 - ``lose``: what was just done stays done, but its caller sees a lost database connection.
+
+At a point that tasks pass (``meet``), ``kill 20`` holds those that come until twenty are there, and then kills the process.
 """
 
+import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import psycopg
@@ -46,3 +50,31 @@ reach: Callable[[str], None] = (
     _from_directory(Path(os.environ[VARIABLE])) if os.environ.get(VARIABLE) else _nothing
 )
 """Pass the named point; see the module's description."""
+
+
+async def _pass(name: str) -> None:
+    """Production: nobody is held."""
+
+
+def _met_in_directory(directory: Path) -> Callable[[str], Awaitable[None]]:
+    met: Counter[str] = Counter()
+
+    async def meet(name: str) -> None:
+        try:
+            action, _, wanted = (directory / name).read_text().partition(" ")
+        except FileNotFoundError:
+            return
+        if wanted:
+            met[name] += 1
+            if met[name] < int(wanted):
+                await asyncio.Event().wait()
+            (directory / name).write_text(action)
+        reach(name)
+
+    return meet
+
+
+meet: Callable[[str], Awaitable[None]] = (
+    _met_in_directory(Path(os.environ[VARIABLE])) if os.environ.get(VARIABLE) else _pass
+)
+"""Pass the named point of a task; see the module's description."""

@@ -16,7 +16,9 @@ from langgraph.types import StateSnapshot
 from psycopg_pool import PoolTimeout
 
 from sandfleet.fleet.executor.fenced_writer import FencedWriter
+from sandfleet.fleet.executor.intercept_tools import LEDGER_KEY, current_ledger
 from sandfleet.fleet.executor.lease import Lease
+from sandfleet.fleet.executor.ledger_links import LedgerLinks
 from sandfleet.fleet.executor.message_events import MessageEvents
 from sandfleet.fleet.executor.publisher import Publisher, RunStream
 from sandfleet.fleet.executor.run_request import (
@@ -28,6 +30,7 @@ from sandfleet.fleet.executor.run_request import (
 )
 from sandfleet.fleet.executor.saver import FencedSaver
 from sandfleet.fleet.executor.snapshots import interrupts_by_task, payload_rows, state_rows
+from sandfleet.fleet.executor.tool_ledger import ToolLedger
 from sandfleet.fleet.executor.watch_calls import CallWatch
 from sandfleet.fleet.graphs.loading import Graph
 from sandfleet.fleet.sandbox.client import SandboxClient
@@ -76,6 +79,7 @@ class Services:
     writer: FencedWriter
     publisher: Publisher
     sandboxes: SandboxClient
+    ledger_links: LedgerLinks
 
 
 class Execution:
@@ -101,6 +105,7 @@ class Execution:
             run.fence,
             head_known_empty=run.head_checkpoint_id is None,
         )
+        self._ledger = ToolLedger(run, lease, self._saver.serde, services.ledger_links)
         self._head_id = run.head_checkpoint_id
         self._known_blobs: set[bytes] = set()
         self._snapshot: asyncio.Future[None] | None = None
@@ -120,6 +125,7 @@ class Execution:
         stream = self._services.publisher.open(run.fence, self._head_id)
         sandbox = RunSandbox(run.fence, self._sandbox_token, self._services.sandboxes)
         current_sandbox.set(sandbox)
+        current_ledger.set(self._ledger)
         timer = asyncio.get_running_loop().call_later(max(run.remaining_s, 0), self.stop, Stop.TIMEOUT)
         try:
             if run.cancel_action:
@@ -148,6 +154,7 @@ class Execution:
                     "GraphNotFound", f"This executor does not serve the graph {run.graph_id!r}."
                 )
             config = build_config(run, self._saver, [self._watch])
+            config["configurable"][LEDGER_KEY] = self._ledger
             async with graph.open(config) as compiled:
                 if run.kind == "update_state":
                     return await self._update_state(compiled, config)

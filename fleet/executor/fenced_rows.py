@@ -88,7 +88,25 @@ class StateBlobRow(NamedTuple):
     body: bytes
 
 
-Row = JournalRow | CheckpointRow | ChannelBlobRow | PendingWritesRow | SnapshotRow | StateBlobRow
+class ToolCallRow(NamedTuple):
+    """How one execution of a tool call stands; ``outcome`` says what ``body`` is."""
+
+    call_id: UUID
+    execution: int
+    ns: str
+    message_id: str | None
+    tool_call_id: str | None
+    name: str
+    status: str
+    outcome: str | None
+    type: str | None
+    body: bytes | None
+    error: str | None
+
+
+Row = (
+    JournalRow | CheckpointRow | ChannelBlobRow | PendingWritesRow | SnapshotRow | StateBlobRow | ToolCallRow
+)
 Batch = Sequence[tuple[Fence | Owner, Sequence[Row]]]
 
 
@@ -151,7 +169,7 @@ _PACKERS: dict[str, Callable[[Sequence[Any]], _Packed]] = {
 @dataclass(frozen=True)
 class _Kind:
     """How rows of one type are inserted. ``key`` are the leading columns that a repeated row is known by; with
-    ``update`` a repeated row replaces the old one, else the old one stays."""
+    ``update`` a repeated row replaces the old one, else the old one stays; ``derived`` are columns set by expressions."""
 
     table: str
     row: type[NamedTuple]
@@ -159,6 +177,7 @@ class _Kind:
     key: tuple[str, ...]
     from_fence: tuple[str, ...] = ("tenant", "user_id")
     update: tuple[str, ...] = ()
+    derived: str = ""
 
     def insert(self) -> str:
         columns = self.row._fields
@@ -168,7 +187,9 @@ class _Kind:
         aliases = ", ".join(("n", *(f'"{c}"' for c in columns)))
         conflict = "nothing"
         if self.update:
-            conflict = "update set " + ", ".join(f'"{c}" = excluded."{c}"' for c in self.update)
+            conflict = (
+                "update set " + ", ".join(f'"{c}" = excluded."{c}"' for c in self.update) + self.derived
+            )
         # Ordered, so that identity columns follow the order of submission.
         return (
             f"insert into {self.table} ({names}) select {selected}"
@@ -216,6 +237,17 @@ _KINDS: tuple[_Kind, ...] = (
         update=("values", "refs", "next", "tasks", "metadata", "created_at"),
     ),
     _Kind("state_blobs", StateBlobRow, ("text", "bytea", "text"), (*_THREAD, "hash")),
+    _Kind(
+        "tool_calls",
+        ToolCallRow,
+        ("uuid", "smallint", *(("text",) * 7), "bytea", "text"),
+        ("tenant", "user_id", "run_id", "call_id", "execution"),
+        ("tenant", "user_id", "run_id", "attempt"),
+        ("status", "outcome", "type", "body", "error"),
+        """, attempt = case excluded.status when 'started' then excluded.attempt else tool_calls.attempt end,
+             started_at = case excluded.status when 'started' then clock_timestamp() else tool_calls.started_at end,
+             finished_at = case excluded.status when 'started' then null else clock_timestamp() end""",
+    ),
 )
 _KIND_OF = {kind.row: number for number, kind in enumerate(_KINDS)}
 _KEY_LENGTH = tuple(len(set(kind.key) & set(kind.row._fields)) if kind.update else 0 for kind in _KINDS)

@@ -22,6 +22,7 @@ from sandfleet.fleet.executor.fenced_rows import (
     Row,
     SnapshotRow,
     StateBlobRow,
+    ToolCallRow,
 )
 from sandfleet.shared.errors import SandfleetError, Superseded, Unavailable
 from sandfleet.shared.ids import Fence, Owner
@@ -36,6 +37,7 @@ __all__ = [
     "RowRefused",
     "SnapshotRow",
     "StateBlobRow",
+    "ToolCallRow",
 ]
 
 _log = logging.getLogger(__name__)

@@ -12,9 +12,11 @@ from concurrent.futures import Future
 import uvloop
 from redis.asyncio import Redis
 
+from sandfleet.fleet.executor import intercept_tools
 from sandfleet.fleet.executor.execution import Ended, Execution, Services, Stop
 from sandfleet.fleet.executor.fenced_writer import FencedWriter
 from sandfleet.fleet.executor.lease import Lease
+from sandfleet.fleet.executor.ledger_links import LedgerLinks
 from sandfleet.fleet.executor.publisher import Publisher
 from sandfleet.fleet.graphs.loading import Graph
 from sandfleet.fleet.sandbox.client import SandboxClient
@@ -44,6 +46,7 @@ class GraphThread:
 
     def start(self) -> None:
         """Start the thread and open what the runs share. Raises what opening raised."""
+        intercept_tools.install()
         self._thread.start()
         self._call(self._open()).result()
 
@@ -87,12 +90,19 @@ class GraphThread:
         publisher = Publisher(writer, Redis.from_url(settings.redis_url), pool, settings)
         await publisher.start()
         self._services = Services(
-            settings, self._graphs, pool, writer, publisher, SandboxClient(settings.host_socket)
+            settings,
+            self._graphs,
+            pool,
+            writer,
+            publisher,
+            SandboxClient(settings.host_socket),
+            LedgerLinks(settings.database_url, writer, pool),
         )
 
     async def _close(self) -> None:
         if self._tasks:
             await asyncio.wait(self._tasks)
+        await self._services.ledger_links.aclose()
         await self._services.publisher.aclose()
         await self._services.writer.stop()
         await self._services.sandboxes.aclose()

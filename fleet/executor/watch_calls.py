@@ -1,4 +1,4 @@
-"""The callback that sees a run's model and tool calls: it holds them back while the lease is in doubt, and takes times."""
+"""The callback that sees a run's model calls: it holds them back while the lease is in doubt, and takes times."""
 
 import time
 from typing import Any
@@ -17,6 +17,7 @@ class CallWatch(BaseCallbackHandler):
 
     raise_error = True
     run_inline = True
+    ignore_agent = True  # tools: the ledger sees to them
     ignore_chain = True
     ignore_retriever = True
     ignore_custom_event = True
@@ -37,10 +38,6 @@ class CallWatch(BaseCallbackHandler):
 
     async def on_llm_start(self, *args: Any, **kwargs: Any) -> None:
         await self._before_model()
-
-    async def on_tool_start(self, *args: Any, **kwargs: Any) -> None:
-        if self._lease.in_doubt():
-            await self._lease.certain()
 
     def on_llm_new_token(self, token: Any, *, chunk: Any = None, **kwargs: Any) -> None:
         if self.first_output is None and (token or _has_output(getattr(chunk, "message", None))):

@@ -6,6 +6,7 @@ from langchain_core.tools import BaseTool, ToolException, tool
 from langgraph.prebuilt import ToolRuntime
 
 from sandfleet.fleet.sandbox.run_sandbox import ExecResult, RunSandbox, current_sandbox
+from sandfleet.fleet.tools import idempotent
 from sandfleet.shared.errors import SandboxError
 
 # What a model is shown of one stream or file, in characters; the middle of longer text is left out.
@@ -90,6 +91,12 @@ async def list_files(path: str = "/workspace") -> str:
 sandbox_tools: list[BaseTool] = [execute, read_file, write_file, list_files]
 for _tool in sandbox_tools:
     _tool.handle_tool_error = True  # a ToolException becomes the tool's answer, and the model can react
+for _tool in (
+    read_file,
+    write_file,
+    list_files,
+):  # a command may do anything; writing a file twice leaves the same file
+    idempotent(_tool)
 
 
 def _sandbox() -> RunSandbox:

@@ -168,7 +168,7 @@ create table journal (
 create table tool_calls (
   tenant text, user_id text, run_id uuid,
   call_id      uuid,                                         -- the same in each replay; made of ns, message, id and place
-  n            smallint,                                     -- executions of this call before this one: a graph may retry
+  execution    smallint,                                     -- executions of this call before this one: a graph may retry
   ns           text not null,                                -- the task that makes the call: node:task|node:task
   message_id   text,                                         -- the AI message that asks for it; null: the graph itself does
   tool_call_id text,                                         -- the model's id, which it may repeat
@@ -181,7 +181,7 @@ create table tool_calls (
   error        text,
   started_at   timestamptz not null default clock_timestamp(),
   finished_at  timestamptz,
-  primary key (tenant, user_id, run_id, call_id, n)
+  primary key (tenant, user_id, run_id, call_id, execution)
 ) with (fillfactor = 70);
 
 create table checkpoints (

@@ -1,0 +1,88 @@
+"""Two ways from a tool call to the database: on the graphs' loop, and around it for callers that may be blocking it."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, NamedTuple, TypeVar
+
+from sandfleet.fleet.executor.fenced_writer import FencedWriter
+from sandfleet.fleet.executor.session import Session
+from sandfleet.shared.db.pool import Pool
+from sandfleet.shared.errors import Unavailable
+
+T = TypeVar("T")
+
+
+class Link(NamedTuple):
+    """A writer and connections that live on one event loop."""
+
+    writer: FencedWriter
+    connections: Pool | Session
+
+
+Work = Callable[[Link], Coroutine[Any, Any, T]]
+
+
+class LedgerLinks:
+    """One per process. Async tools use the graphs' loop and its writer, and are flushed together with everything else.
+
+    Other threads, and loops of their own, cannot: an async node may hold the graphs' loop while it waits for them. For
+    them a thread with a writer of its own starts at first use.
+    """
+
+    def __init__(self, database_url: str, writer: FencedWriter, pool: Pool) -> None:
+        self._database_url = database_url
+        self._here = Link(writer, pool)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._side: Link | None = None
+
+    async def use(self, work: Work[T]) -> T:
+        """Do ``work`` from whatever event loop this is."""
+        if asyncio.get_running_loop() is self._here.writer.loop:
+            return await work(self._here)
+        return await asyncio.wrap_future(self._elsewhere(work))
+
+    def use_blocking(self, work: Work[T]) -> T:
+        """Do ``work`` and wait for it in this thread, whichever it is."""
+        return self._elsewhere(work).result()
+
+    async def aclose(self) -> None:
+        """Write what is pending and end the thread, if there is one."""
+        with self._lock:
+            self._closed = True
+            loop, side, thread = self._loop, self._side, self._thread
+        if loop is None or side is None or thread is None:
+            return
+        closing = asyncio.run_coroutine_threadsafe(_close(side), loop)
+        await asyncio.wrap_future(closing)
+        loop.call_soon_threadsafe(loop.stop)
+        await asyncio.to_thread(thread.join)
+        loop.close()
+
+    def _elsewhere(self, work: Work[T]) -> "Future[T]":
+        with self._lock:
+            if self._closed:
+                raise Unavailable("The executor has stopped.")
+            if self._loop is None:
+                self._start()
+            assert self._loop is not None
+            assert self._side is not None
+            return asyncio.run_coroutine_threadsafe(work(self._side), self._loop)
+
+    def _start(self) -> None:
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, name="ledger", daemon=True)
+        thread.start()
+        writer = FencedWriter(self._database_url)
+        asyncio.run_coroutine_threadsafe(writer.start(), loop).result()
+        self._loop, self._thread = loop, thread
+        self._side = Link(writer, Session(self._database_url, "sandfleet-ledger"))
+
+
+async def _close(link: Link) -> None:
+    await link.writer.stop()
+    await link.connections.close()
