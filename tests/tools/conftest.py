@@ -57,7 +57,7 @@ class Runs:
         """Stands for the ledger's named points: holds the attempt there until it is given up."""
         if name == self._hold and next(self._times) == self._nth:
             self._reached.set()
-            while not self._released.is_set():  # noqa: ASYNC110  (it is waited for from two loops)
+            while not self._released.is_set():
                 await asyncio.sleep(0.01)
             raise Superseded("broken off")
 
@@ -134,7 +134,8 @@ class Runs:
         """The ledger of the newest run, in the order in which calls started."""
         names = ", ".join(columns or ("name", "status"))
         cursor = await self.connection.execute(
-            f"select {names} from tool_calls where run_id = %s order by started_at, execution".encode(), (self.run_id,)
+            f"select {names} from tool_calls where run_id = %s order by started_at, execution".encode(),
+            (self.run_id,),
         )
         return await cursor.fetchall()
 
@@ -142,16 +143,18 @@ class Runs:
 @pytest.fixture
 async def runs(database: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Runs]:
     intercept_tools.install()
-    async with await psycopg.AsyncConnection.connect(database, autocommit=True) as connection:
-        async with open_pool(database, 4) as pool:
-            writer = FencedWriter(database)
-            await writer.start()
-            links = LedgerLinks(database, writer, pool)
-            made = Runs(connection, writer, pool, links)
-            monkeypatch.setattr(tool_ledger, "meet", made.meet)
-            yield made
-            await links.aclose()
-            await writer.stop()
+    async with (
+        await psycopg.AsyncConnection.connect(database, autocommit=True) as connection,
+        open_pool(database, 4) as pool,
+    ):
+        writer = FencedWriter(database)
+        await writer.start()
+        links = LedgerLinks(database, writer, pool)
+        made = Runs(connection, writer, pool, links)
+        monkeypatch.setattr(tool_ledger, "meet", made.meet)
+        yield made
+        await links.aclose()
+        await writer.stop()
 
 
 @pytest.fixture
