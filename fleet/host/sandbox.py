@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 60.0
 # Past its own deadline for a kill the agent has given up or is broken: then the host kills from outside.
-_KILL_TIMEOUT_S = wire.UNKILLABLE_S + 2.0
+_KILL_TIMEOUT_S = wire.KILL_AT_MOST_S + 2.0
 _MAX_LISTING_BYTES = 16 * 1024 * 1024
 _AGENT_SOURCE = Path(wire.__file__).read_bytes()
 
@@ -181,7 +181,10 @@ class Sandbox:
             yield operation
             if operation in self._stale:
                 raise StaleAttempt("A later attempt of this run has taken the sandbox over.")
-        except OperationRefused:
+        except OperationRefused as refused:
+            if refused.code == "unkillable":
+                await self._kill_from_outside(refused.message)
+                raise self._link.lost() from None
             if operation in self._stale:
                 raise StaleAttempt("A later attempt of this run has taken the sandbox over.") from None
             raise
@@ -220,10 +223,10 @@ class Sandbox:
         if failed:
             await self._kill_from_outside()
 
-    async def _kill_from_outside(self) -> None:
+    async def _kill_from_outside(self, why: str = "a command in it could not be killed") -> None:
         if not self._removing:
             logger.warning("killing a sandbox from outside", extra={"sandbox": self.id})
-            self._link.explain("a command in it could not be killed")
+            self._link.explain(why)
             await self._backend.kill(self._handle)
             self._link.close("it was killed")
 

@@ -39,7 +39,8 @@ TAIL = 4096  # bytes of a stream's end that are kept when its middle is dropped
 SHORT_READ_PAUSE_S = 0.005  # a stream that trickles is read this often, which bounds frames per second
 LINGER_S = 0.2  # wait for output after the command itself ended: background processes hold the pipes
 TREE_KILL_S = 1.0  # how long the tree kill may take before everything in the sandbox is killed
-UNKILLABLE_S = 3.0  # when the agent gives up and leaves the rest to the host
+UNKILLABLE_S = 3.0  # without any process dying: then the agent gives up and leaves the rest to the host
+KILL_AT_MOST_S = 10.0  # the same, although some die: a sandbox short of memory and CPU dies slowly
 MAX_ENTRIES = 10_000  # entries of one directory listing
 
 Json = dict[str, Any]
@@ -214,6 +215,8 @@ class Command(Operation):
         self.linger_until: float | None = None
         self.kill_since: float | None = None
         self.kill_next = 0.0
+        self.fewest = sys.maxsize  # living processes that a kill has met at least, and when it met so few
+        self.fewest_at = 0.0
         self.tree_dead = False
         self.rung = 0
         self.oom_before = oom_kills()
@@ -367,12 +370,16 @@ class Command(Operation):
                 os.kill(pid, signal.SIGKILL)
         spent = now - self.kill_since
         if spent > TREE_KILL_S:
-            self.rung = 2
+            if self.rung < 2:
+                self.rung, self.fewest = 2, sys.maxsize  # what forked away from the first rung does not count
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(-1, signal.SIGKILL)
-        if spent > UNKILLABLE_S:
+        if len(members) < self.fewest:
+            self.fewest, self.fewest_at = len(members), now
+        if now - max(self.fewest_at, self.kill_since) > UNKILLABLE_S or spent > KILL_AT_MOST_S:
             self._let_go()
-            self.refuse("unkillable", "the command could not be killed from inside the sandbox")
+            memory = " after memory had run out" if oom_kills() > self.oom_before else ""
+            self.refuse("unkillable", f"a command in it could not be killed{memory}")
             return False
         self.kill_next = now + (0.005 if spent < 0.05 else 0.05)
         return True

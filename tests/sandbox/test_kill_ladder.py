@@ -152,9 +152,11 @@ async def test_many_small_processes_that_fill_memory_do_not_kill_the_agent(docke
     """Red without the raised oom_score_adj of commands: the agent is bigger than each of these."""
     program = (
         "head -c 250000000 /dev/zero > fill; for d in /tmp /dev/shm; do head -c 60000000 /dev/zero > $d/fill; done; "
-        "mkfifo /tmp/never; for i in $(seq 150); do (x=$(printf %2000000s); read y <> /tmp/never) & done; wait"
+        "mkfifo /tmp/never; for i in $(seq 150); do (x=$(printf %2000000s); read y <> /tmp/never) & done; "
+        "until grep -qs 'oom_kill [1-9]' /sys/fs/cgroup/memory/memory.oom_control /sys/fs/cgroup/memory.events; "
+        "do sleep 0.1; done; kill -9 -1"
     )
-    result = await docker_sandbox.exec(program, timeout_s=15)
+    result = await docker_sandbox.exec(program, timeout_s=100)
     assert result.out_of_memory
     assert (await docker_sandbox.exec("ls")).stdout == b"fill\n"
 
