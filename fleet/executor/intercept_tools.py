@@ -73,13 +73,17 @@ class _Entered:
     """A tool call on its way into the ledger."""
 
     def __init__(
-        self, tool: BaseTool, ledger: ToolLedger, call: Call, shown: Any, refused: Exception | None
+        self, tool: BaseTool, tool_input: Any, ledger: ToolLedger, call: Call, refused: Exception | None
     ) -> None:
         self.tool = tool
+        self.tool_input = tool_input
         self.ledger = ledger
         self.call = call
-        self.shown = shown
         self.refused = refused
+
+    @property
+    def shown(self) -> Any:
+        return _shown(self.tool, self.tool_input)
 
     def refusal(self) -> BaseTool:
         """Arguments that the tool refuses start nothing."""
@@ -129,9 +133,7 @@ def _entered(tool: BaseTool, tool_input: Any, kwargs: dict[str, Any]) -> _Entere
         configurable = (var_child_runnable_config.get() or {}).get("configurable") or {}
     runtime = configurable.get("__pregel_runtime")
     execution = getattr(runtime, "execution_info", None)
-    shown, refused = tool_input, None
-    if isinstance(tool_input, dict):
-        shown = tool._filter_injected_args(tool_input)
+    refused: Exception | None = None
     tool_call_id: str | None = kwargs.get("tool_call_id")
     try:
         tool._to_args_and_kwargs(
@@ -148,10 +150,15 @@ def _entered(tool: BaseTool, tool_input: Any, kwargs: dict[str, Any]) -> _Entere
         name=tool.name,
         tool_call_id=tool_call_id,
         asked=asked,
-        arguments=shown,
+        arguments=None if asked is not None else _shown(tool, tool_input),
         idempotent=is_idempotent(tool),
     )
-    return _Entered(tool, ledger, call, shown, refused)
+    return _Entered(tool, tool_input, ledger, call, refused)
+
+
+def _shown(tool: BaseTool, tool_input: Any) -> Any:
+    """The arguments as the caller gave them, without what the runtime injected."""
+    return tool._filter_injected_args(tool_input) if isinstance(tool_input, dict) else tool_input
 
 
 def _recorded_run(self: BaseTool, tool_input: Any, *args: Any, **kwargs: Any) -> Any:

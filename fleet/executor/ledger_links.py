@@ -6,6 +6,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
+import uvloop
+
 from sandfleet.fleet.executor.fenced_writer import FencedWriter
 from sandfleet.fleet.executor.session import Session
 from sandfleet.shared.db.pool import Pool
@@ -74,7 +76,7 @@ class LedgerLinks:
             return asyncio.run_coroutine_threadsafe(work(self._side), self._loop)
 
     def _start(self) -> None:
-        loop = asyncio.new_event_loop()
+        loop = uvloop.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="ledger", daemon=True)
         thread.start()
         writer = FencedWriter(self._database_url)

@@ -137,7 +137,8 @@ class ToolLedger:
         arguments: Any,
         idempotent: bool,
     ) -> Call:
-        """The execution that begins now. ``arguments`` are without what the runtime injects."""
+        """The execution that begins now. ``arguments`` are without what the runtime injects; they tell calls
+        apart that no message asked for."""
         which: tuple[Any, ...]
         if asked is not None:
             which = (asked.message, asked.place)

@@ -169,7 +169,7 @@ async def existing(pool: Pool, owner: Owner, thread_id: UUID, run_ids: Sequence[
 
 
 async def delete(pool: Pool, owner: Owner, thread_id: UUID, run_id: UUID) -> tuple[bool, ReadyRuns]:
-    """Remove a run with its checkpoints, states and journal; one that is not over ends first.
+    """Remove a run with its checkpoints, states, journal and tool calls; one that is not over ends first.
 
     The thread's status is then what its newest remaining state says. Returns whether an executor may still work on the
     run, which is superseded, and which pools got ready runs through it. Raises NotFound.

@@ -1,5 +1,6 @@
 """Runs on threads, and what a run offers below its own path."""
 
+from dataclasses import asdict
 from functools import partial
 from typing import Any, get_args
 from uuid import UUID
@@ -30,7 +31,7 @@ from sandfleet.functions.api.run_streams import run_path, stream_response, wait_
 from sandfleet.functions.api.run_view import SELECTABLE, run_view
 from sandfleet.shared.errors import InvalidRequest, NotFound
 from sandfleet.shared.ids import RunKey
-from sandfleet.shared.store import runs
+from sandfleet.shared.store import runs, tool_calls
 from sandfleet.shared.store.cancellation import CancelAction
 from sandfleet.shared.store.runs import Times
 from sandfleet.shared.store.submission import INTERACTIVE, STANDARD
@@ -185,6 +186,12 @@ async def timing(request: Request, thread_id: str, run_id: str) -> Response:
     return await timing_response(request, parse_id(thread_id, "thread_id"), run_id)
 
 
+@router.get("/threads/{thread_id}/runs/{run_id}/tool_calls")
+async def list_tool_calls(request: Request, thread_id: str, run_id: str) -> Response:
+    """The run's tool calls in the order of their start: which, by which attempt, and how each stands."""
+    return await tool_calls_response(request, parse_id(thread_id, "thread_id"), run_id)
+
+
 async def run_response(request: Request, thread_id: UUID | None, run_id: str) -> Response:
     """The run object."""
     run = await runs.get(resources(request).pool, caller(request), thread_id, parse_id(run_id, "run_id"))
@@ -265,6 +272,18 @@ def _times(times: Times) -> dict[str, Any]:
         for name, a, b in _LATENCIES
     }
     return {**{name: utc(time) for name, time in raw.items()}, "latencies": latencies}
+
+
+async def tool_calls_response(request: Request, thread_id: UUID | None, run_id: str) -> Response:
+    """The ledger of a run, without arguments and results."""
+    run = parse_id(run_id, "run_id")
+    calls = await tool_calls.of_run(resources(request).pool, caller(request), thread_id, run)
+    return json_response(
+        [
+            {**asdict(call), "started_at": utc(call.started_at), "finished_at": utc(call.finished_at)}
+            for call in calls
+        ]
+    )
 
 
 @router.post("/threads/{thread_id}/runs/crons", include_in_schema=False)

@@ -20,6 +20,7 @@ from sandfleet.functions.api.routes.runs import (
     run_response,
     stream_created,
     timing_response,
+    tool_calls_response,
     wait_created,
 )
 from sandfleet.functions.api.run_body import RunBody
@@ -118,3 +119,9 @@ async def join_stream(request: Request, run_id: str) -> Response:
 async def timing(request: Request, run_id: str) -> Response:
     """When each stage of a run began, and the latencies between them in ms."""
     return await timing_response(request, None, run_id)
+
+
+@router.get("/runs/{run_id}/tool_calls")
+async def list_tool_calls(request: Request, run_id: str) -> Response:
+    """The run's tool calls in the order of their start."""
+    return await tool_calls_response(request, None, run_id)
