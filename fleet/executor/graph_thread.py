@@ -12,7 +12,7 @@ from concurrent.futures import Future
 import uvloop
 from redis.asyncio import Redis
 
-from sandfleet.fleet.executor import intercept_tools
+from sandfleet.fleet.executor import intercept_tools, sync_durability
 from sandfleet.fleet.executor.execution import Ended, Execution, Services, Stop
 from sandfleet.fleet.executor.fenced_writer import FencedWriter
 from sandfleet.fleet.executor.lease import Lease
@@ -47,6 +47,7 @@ class GraphThread:
     def start(self) -> None:
         """Start the thread and open what the runs share. Raises what opening raised."""
         intercept_tools.install()
+        sync_durability.install()
         self._thread.start()
         self._call(self._open()).result()
 

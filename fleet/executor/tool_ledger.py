@@ -234,11 +234,10 @@ class ToolLedger:
         status, outcome, kind, body = found
         if outcome is not None:
             value = self._serializer.loads_typed((kind, body))
-            if outcome == "returned":
-                return Recorded(value)
-            if status == "finished":
-                return Recorded(error=ParentCommand(value))
-            return Recorded(error=rebuild(value))
+            if outcome == "raised" and status == "failed":
+                return Recorded(error=rebuild(value))
+            self._executions[call.call_id].ended.add(call.execution)
+            return Recorded(value) if outcome == "returned" else Recorded(error=ParentCommand(value))
         if call.idempotent:
             return None
         if status in ("started", "orphaned"):

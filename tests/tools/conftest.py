@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from sandfleet.fleet.executor import intercept_tools, tool_ledger
+from sandfleet.fleet.executor import intercept_tools, sync_durability, tool_ledger
 from sandfleet.fleet.executor.fenced_writer import FencedWriter
 from sandfleet.fleet.executor.intercept_tools import LEDGER_KEY, current_ledger
 from sandfleet.fleet.executor.lease import Lease
@@ -116,8 +116,9 @@ class Runs:
         await asyncio.wait([task, reached], return_when=asyncio.FIRST_COMPLETED)
         if not reached.done():
             reached.cancel()
+            values = await task
             assert breaks_at is None, f"never came to {breaks_at}"
-            return await task
+            return values
         # From here on the attempt writes nothing, as if it had died.
         await self.connection.execute(
             "update runs set attempt = attempt + 1 where run_id = %s", (self.run_id,)
@@ -143,6 +144,7 @@ class Runs:
 @pytest.fixture
 async def runs(database: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Runs]:
     intercept_tools.install()
+    sync_durability.install()
     async with (
         await psycopg.AsyncConnection.connect(database, autocommit=True) as connection,
         open_pool(database, 4) as pool,

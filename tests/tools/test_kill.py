@@ -113,6 +113,7 @@ async def test_a_line_is_appended_at_most_once_and_doubt_is_marked(
                 assert answer["status"] == "error"
                 assert "may or may not have taken effect" in answer["content"]
         calls = await client.http.get(f"/threads/{thread['thread_id']}/runs/{run['run_id']}/tool_calls")
+        assert all(c["message_id"] and c["tool_call_id"] == "call_1" for c in calls)
         doubtful = point in ("tool.started", "tool.effect_done")
         assert sorted(c["status"] for c in calls) == ["finished"] * (1 if doubtful else 3) + ["orphaned"] * (
             2 if doubtful else 0

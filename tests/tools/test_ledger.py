@@ -1,0 +1,181 @@
+"""What the ledger refuses, and what it keeps."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.tools import tool
+from langgraph.prebuilt import ToolNode
+
+from sandfleet.fleet.executor import tool_ledger
+from sandfleet.fleet.executor.recorded_errors import ReplayedError, describe, rebuild
+from sandfleet.fleet.sandbox.tools import sandbox_tools
+from sandfleet.fleet.tools import current_call, is_idempotent
+from sandfleet.shared.errors import Superseded
+from tests.tools.conftest import OWNER, Broken, Runs
+from tests.tools.test_seams import asking, asks, later, note, now, one_node
+from tests.waiting import eventually
+
+
+@pytest.mark.parametrize("called", [later, now])
+async def test_no_tool_starts_while_the_lease_is_in_doubt(runs: Runs, lines: Path, called: Any) -> None:
+    """Red when a call starts past the lease's deadline, or never goes on after the renewal."""
+    graph = asking(asks((called.name, "a")), ToolNode([called]))
+    await runs.begin(input={"path": str(lines)})
+    runs.lease.deadline = time.monotonic()
+    task = asyncio.create_task(runs.attempt(graph))
+
+    async def asked() -> bool:
+        cursor = await runs.connection.execute(
+            "select count(*) from checkpoints where run_id = %s", (runs.run_id,)
+        )
+        return (await cursor.fetchone() or (0,))[0] >= 2
+
+    await eventually(asked, what="the checkpoint before the tool")
+    await asyncio.sleep(0.2)
+    assert await runs.rows() == []
+    assert lines.read_text() == ""
+    runs.lease.deadline = time.monotonic() + 3600
+    await task
+    assert lines.read_text() == "a\n"
+
+
+@pytest.mark.parametrize("called", [later, now])
+async def test_a_superseded_executor_starts_no_tool(runs: Runs, lines: Path, called: Any) -> None:
+    """Red when `started` is written without the fence, or the tool does not wait for it."""
+
+    async def ask(state: Any) -> Any:
+        await runs.connection.execute(
+            "update runs set attempt = attempt + 1 where run_id = %s", (runs.run_id,)
+        )
+        return {"results": [await called.ainvoke({"path": state["path"], "line": "a"})]}
+
+    await runs.begin(input={"path": str(lines)})
+    with pytest.raises(Superseded):
+        await runs.attempt(one_node(ask))
+    assert lines.read_text() == ""
+    assert await runs.rows() == []
+
+
+async def test_a_superseded_executor_records_no_result(runs: Runs, lines: Path) -> None:
+    """Red when a result is written without the fence: the successor may have orphaned the call."""
+
+    @tool
+    async def loses(path: str, line: str) -> str:
+        """Be superseded in the middle."""
+        await runs.connection.execute(
+            "update runs set attempt = attempt + 1 where run_id = %s", (runs.run_id,)
+        )
+        return note(path, line)
+
+    async def node(state: Any) -> Any:
+        return {"results": [await loses.ainvoke({"path": state["path"], "line": "a"})]}
+
+    await runs.begin(input={"path": str(lines)})
+    with pytest.raises(Superseded):
+        await runs.attempt(one_node(node))
+    assert await runs.rows() == [("loses", "started")]
+
+
+async def test_arguments_that_the_tool_refuses_start_nothing(runs: Runs, lines: Path) -> None:
+    """Red when a call that never reached the tool's body is in the ledger."""
+    graph = asking(asks(("later", ["no", "text"])), ToolNode([later]))  # type: ignore[arg-type]
+    await runs.begin(input={"path": str(lines)})
+    values = await runs.attempt(graph)
+    assert values["messages"][-1].status == "error"
+    assert "Input should be a valid string" in values["messages"][-1].content
+    assert await runs.rows() == []
+
+
+@pytest.mark.parametrize("kind", ["large", "object"])
+async def test_a_result_that_cannot_be_kept_is_not_made_again(
+    runs: Runs, lines: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when such a call counts as unfinished, or the tool is called again for its result."""
+    monkeypatch.setattr(tool_ledger, "MAX_RESULT_BYTES", 1000)
+
+    @tool(response_format="content_and_artifact")
+    async def rich(path: str, line: str) -> Any:
+        """Give more than can be kept."""
+        note(path, line)
+        return ("x" * 2000, None) if kind == "large" else ("x", object())
+
+    graph = asking(asks(("rich", "a")), ToolNode([rich]))
+    await runs.begin(input={"path": str(lines)})
+    with pytest.raises(Broken):
+        await runs.attempt(graph, breaks_at="tool.recorded")
+    assert await runs.rows("status", "outcome") == [("finished", None)]
+    values = await runs.attempt(graph)
+    assert "has taken effect, but its result could not be kept" in values["messages"][-1].content
+    assert lines.read_text() == "a\n"
+
+
+async def test_ids_of_a_model_may_be_anything(runs: Runs, lines: Path) -> None:
+    """Red when an id that PostgreSQL cannot hold ends the run."""
+
+    graph = asking(asks(("later", "a"), message_id="m\0\ud800" + "x" * 5000), ToolNode([later]))
+    await runs.begin(input={"path": str(lines)})
+    await runs.attempt(graph)
+    assert lines.read_text() == "a\n"
+    ((message_id,),) = await runs.rows("message_id")
+    assert message_id == "m\ufffd?" + "x" * 197
+
+
+async def test_a_tool_knows_from_the_runtime_whom_it_works_for(runs: Runs, lines: Path) -> None:
+    """Red when tenant or user come from anywhere else, or are known outside a call."""
+
+    @tool
+    def whoami(path: str, line: str) -> str:
+        """Tell."""
+        call = current_call()
+        assert (call.run_id, call.name) == (runs.run_id, "whoami")
+        return f"{call.tenant} {call.user_id} {call.attempt}"
+
+    graph = asking(asks(("whoami", "a")), ToolNode([whoami]))
+    await runs.begin(input={"path": str(lines)})
+    values = await runs.attempt(graph)
+    assert values["messages"][-1].content == "{} {} 1".format(*OWNER)
+    with pytest.raises(RuntimeError, match="no tool call here"):
+        current_call()
+
+
+def test_tools_outside_runs_are_as_they_were(lines: Path) -> None:
+    """Red when a tool needs a run."""
+    assert now.invoke({"path": str(lines), "line": "a"}) == "noted a"
+
+
+def test_which_tools_may_be_repeated() -> None:
+    """A command may do anything. Red when `execute` is repeated after a crash, or an extra does not count."""
+
+    @tool(extras={"idempotent": True})
+    def declared() -> None:
+        """Do nothing."""
+
+    assert is_idempotent(declared)
+    assert not is_idempotent(now)
+    assert {t.name for t in sandbox_tools if is_idempotent(t)} == {"read_file", "write_file", "list_files"}
+
+
+class Picky(Exception):
+    """Its constructor takes what is not in ``args``."""
+
+    def __init__(self, *, code: int) -> None:
+        super().__init__(f"code {code}")
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("no"), KeyError("k"), OSError(2, "gone"), Picky(code=3), UnicodeError()]
+)
+def test_an_error_is_made_again_as_what_it_was(error: Exception) -> None:
+    """Red when type or text are lost."""
+    made = rebuild(describe(error))
+    assert type(made) is type(error)
+    assert str(made) == str(error)
+
+
+def test_an_error_of_an_unknown_type_is_still_an_error() -> None:
+    made = rebuild({"module": "os", "name": "system", "args": ["echo no"]})
+    assert isinstance(made, ReplayedError)
+    assert str(made) == "system: echo no"

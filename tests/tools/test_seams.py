@@ -1,0 +1,312 @@
+"""However a graph calls its tools, the calls go through the ledger."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypedDict
+
+import pytest
+from langchain_core.messages import AIMessage, AnyMessage, ToolCall, ToolMessage
+from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import tool
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
+from langgraph.types import RetryPolicy
+
+from sandfleet.fleet.tools import CallOrphaned, current_call
+from tests.tools.conftest import Broken, Runs
+
+
+class State(TypedDict, total=False):
+    path: str
+    results: list[Any]
+
+
+def note(path: str, line: str) -> str:
+    """Append a line to a file."""
+    with Path(path).open("a") as file:
+        file.write(line + "\n")
+    return f"noted {line}"
+
+
+@tool
+async def later(path: str, line: str) -> str:
+    """Append a line, on the event loop."""
+    return note(path, line)
+
+
+@tool
+def now(path: str, line: str) -> str:
+    """Append a line, wherever this is."""
+    return note(path, line)
+
+
+def one_node(node: Any, **options: Any) -> Any:
+    """A graph of one node."""
+    builder = StateGraph(State)
+    builder.add_node("node", node, **options)
+    builder.add_edge(START, "node")
+    builder.add_edge("node", END)
+    return builder.compile()
+
+
+async def awaits(state: State) -> State:
+    return {"results": [await later.ainvoke({"path": state["path"], "line": line}) for line in "aab"]}
+
+
+async def blocks_the_loop(state: State) -> State:
+    return {"results": [now.invoke({"path": state["path"], "line": line}) for line in "aab"]}
+
+
+def waits_in_its_thread(state: State) -> State:
+    return {"results": [now.invoke({"path": state["path"], "line": line}) for line in "aab"]}
+
+
+def has_a_loop_of_its_own(state: State) -> State:
+    async def call() -> list[Any]:
+        return [await later.ainvoke({"path": state["path"], "line": line}) for line in "aab"]
+
+    return {"results": asyncio.run(call())}
+
+
+async def blocks_the_loop_for_a_thread(state: State, config: RunnableConfig) -> State:
+    def call(line: str) -> Any:
+        return now.invoke({"path": state["path"], "line": line}, config)
+
+    with ThreadPoolExecutor(1) as threads:
+        return {"results": list(threads.map(call, "aab"))}
+
+
+NODES = [awaits, blocks_the_loop, waits_in_its_thread, has_a_loop_of_its_own, blocks_the_loop_for_a_thread]
+
+
+@pytest.mark.parametrize("node", NODES)
+async def test_calls_that_a_node_makes_itself_are_recorded(runs: Runs, lines: Path, node: Any) -> None:
+    """Red when only `ToolNode` is seen to, when equal calls of a node are one, or when a blocked loop is waited for."""
+    graph = one_node(node)
+    await runs.begin(input={"path": str(lines)})
+    values = await runs.attempt(graph)
+    assert values["results"] == ["noted a", "noted a", "noted b"]
+    assert lines.read_text() == "a\na\nb\n"
+    assert await runs.rows("execution", "status", "message_id") == [
+        (0, "finished", None),
+        (1, "finished", None),
+        (0, "finished", None),
+    ]
+
+
+@pytest.mark.parametrize("node", [awaits, waits_in_its_thread, has_a_loop_of_its_own])
+@pytest.mark.parametrize("nth", [1, 2, 3])
+async def test_a_nodes_own_calls_are_replayed(runs: Runs, lines: Path, node: Any, nth: int) -> None:
+    """Red when the node's calls are counted differently in the replay."""
+    graph = one_node(node)
+    await runs.begin(input={"path": str(lines)})
+    with pytest.raises(Broken):
+        await runs.attempt(graph, breaks_at="tool.recorded", nth=nth)
+    values = await runs.attempt(graph)
+    assert values["results"] == ["noted a", "noted a", "noted b"]
+    assert lines.read_text() == "a\na\nb\n"
+
+
+async def test_a_nodes_own_call_that_was_broken_off_raises(runs: Runs, lines: Path) -> None:
+    """Red when a plain result is made up, or the call is repeated."""
+    graph = one_node(awaits)
+    await runs.begin(input={"path": str(lines)})
+    with pytest.raises(Broken):
+        await runs.attempt(graph, breaks_at="tool.effect_done")
+    with pytest.raises(CallOrphaned, match="may or may not have taken effect"):
+        await runs.attempt(graph)
+    assert lines.read_text() == "a\n"
+
+
+async def test_a_node_that_asks_for_something_else_after_a_loss_is_told_of_the_doubt(
+    runs: Runs, lines: Path
+) -> None:
+    """A node that calls model and tool itself asks the model anew. Red when its other call is made as if nothing had
+    been."""
+    asked = iter("abc")
+
+    async def node(state: State) -> State:
+        call = ToolCall(
+            name="later", args={"path": state["path"], "line": next(asked)}, id="x", type="tool_call"
+        )
+        return {"results": [(await later.ainvoke(call)).content]}
+
+    graph = one_node(node)
+    await runs.begin(input={"path": str(lines)})
+    with pytest.raises(Broken):
+        await runs.attempt(graph, breaks_at="tool.recorded")
+    values = await runs.attempt(graph)
+    assert lines.read_text() == "a\n"
+    assert "may or may not have taken effect" in values["results"][0]
+
+
+def asks(*calls: tuple[str, str], message_id: str | None = "m") -> Any:
+    """A node that makes an AI message with these (tool, line) calls, all with the id `call_1`."""
+
+    def ask(state: Any) -> Any:
+        made = [
+            ToolCall(name=name, args={"path": state["path"], "line": line}, id="call_1", type="tool_call")
+            for name, line in calls
+        ]
+        return {"messages": [AIMessage("", tool_calls=made, id=message_id)]}
+
+    return ask
+
+
+class Asking(MessagesState):
+    path: str
+
+
+def asking(ask: Any, tools: Any, schema: Any = Asking, **options: Any) -> Any:
+    """A graph that asks and then runs the tools."""
+    builder = StateGraph(schema)
+    builder.add_node("ask", ask)
+    builder.add_node("tools", tools, **options)
+    builder.add_edge(START, "ask")
+    builder.add_edge("ask", "tools")
+    builder.add_edge("tools", END)
+    return builder.compile()
+
+
+async def test_a_node_that_is_tried_again_repeats_only_what_failed(runs: Runs, lines: Path) -> None:
+    """LangGraph's retry policy. Red when the call that succeeded is made again, or the failure is played back."""
+    tries = []
+
+    @tool
+    async def flaky(path: str, line: str) -> str:
+        """Fail once."""
+        while not lines.read_text():  # the other call of the message comes first
+            await asyncio.sleep(0.01)
+        tries.append(line)
+        if len(tries) == 1:
+            await asyncio.sleep(0.2)  # and has ended
+            raise ConnectionError("once")
+        return note(path, line)
+
+    nodes = ToolNode([later, flaky])
+    graph = asking(
+        asks(("later", "a"), ("flaky", "b")), nodes, retry_policy=RetryPolicy(initial_interval=0.01)
+    )
+    await runs.begin(input={"path": str(lines)})
+    with pytest.raises(Broken):
+        await runs.attempt(graph, breaks_at="tool.recorded", nth=3)
+    values = await runs.attempt(graph)
+    assert lines.read_text() == "a\nb\n"
+    assert [m.content for m in values["messages"][1:]] == ["noted a", "noted b"]
+    assert sorted(await runs.rows("name", "execution", "status")) == [
+        ("flaky", 0, "failed"),
+        ("flaky", 1, "finished"),
+        ("later", 0, "finished"),
+    ]
+    assert len(tries) == 2
+
+
+async def test_a_wrapper_may_call_a_tool_several_times(runs: Runs, lines: Path) -> None:
+    """Middleware that tries again. Red when the second execution is taken for the first, or a replay repeats either."""
+    keys = []
+
+    @tool
+    async def flaky(path: str, line: str) -> str:
+        """Fail once."""
+        keys.append(current_call().idempotency_key)
+        note(path, f"{line}{len(keys)}")
+        if len(keys) == 1:
+            raise ConnectionError("once")
+        return "done"
+
+    async def insist(request: Any, execute: Any) -> Any:
+        try:
+            return await execute(request)
+        except ConnectionError:
+            return await execute(request)
+
+    graph = asking(asks(("flaky", "a")), ToolNode([flaky], awrap_tool_call=insist))
+    await runs.begin(input={"path": str(lines)})
+    with pytest.raises(Broken):
+        await runs.attempt(graph, breaks_at="tool.recorded", nth=2)
+    values = await runs.attempt(graph)
+    assert values["messages"][-1].content == "done"
+    assert lines.read_text() == "a1\na2\n"
+    assert len(set(keys)) == 1
+
+
+async def test_messages_without_ids_will_do(runs: Runs, lines: Path) -> None:
+    """A state that keeps a plain list gives its messages no ids. Red when such calls have no identity."""
+
+    class Plain(TypedDict, total=False):
+        path: str
+        messages: list[AnyMessage]
+
+    graph = asking(asks(("later", "a"), ("later", "b"), message_id=None), ToolNode([later]), Plain)
+    await runs.begin(input={"path": str(lines)})
+    with pytest.raises(Broken):
+        await runs.attempt(graph, breaks_at="tool.recorded", nth=2)
+    values = await runs.attempt(graph)
+    assert [m.content for m in values["messages"]] == ["noted a", "noted b"]
+    assert sorted(lines.read_text().split()) == ["a", "b"]
+    assert {row[0] for row in await runs.rows("message_id")} == {"#0"}
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_tool_in_a_subgraph_is_called_once(runs: Runs, lines: Path, kept: bool) -> None:
+    """A subgraph with checkpoints goes on where it was; one without begins anew, with new messages. Red when the former
+    is in doubt about its next call, or the latter makes its call again."""
+
+    def ask(state: Asking) -> Any:
+        step = sum(isinstance(m, AIMessage) for m in state["messages"])
+        args = {"path": state["path"], "line": "abc"[step]}
+        return {
+            "messages": [
+                AIMessage("", tool_calls=[ToolCall(name="later", args=args, id="1", type="tool_call")])
+            ]
+        }
+
+    def go_on(state: Asking) -> str:
+        return "ask" if len(state["messages"]) < 4 else END
+
+    builder = StateGraph(Asking)
+    builder.add_node("ask", ask)
+    builder.add_node("tools", ToolNode([later]))
+    builder.add_edge(START, "ask")
+    builder.add_edge("ask", "tools")
+    builder.add_conditional_edges("tools", go_on, ["ask", END])
+    inner = builder.compile(checkpointer=None if kept else False)
+    outer = StateGraph(Asking)
+    outer.add_node("inner", inner)
+    outer.add_edge(START, "inner")
+    outer.add_edge("inner", END)
+    graph = outer.compile()
+    await runs.begin(input={"path": str(lines)})
+    with pytest.raises(Broken):  # the first of its two calls is in a checkpoint, if there are any
+        await runs.attempt(graph, breaks_at="tool.before_ledger", nth=2)
+    values = await runs.attempt(graph)
+    answers = [m for m in values["messages"] if isinstance(m, ToolMessage)]
+    if kept:
+        assert lines.read_text() == "a\nb\n"
+        assert [m.status for m in answers] == ["success", "success"]
+    else:
+        assert lines.read_text() == "a\n"
+        assert [m.status for m in answers] == ["error", "error"]
+
+
+async def test_a_replayed_call_shows_in_the_stream_as_any_other(runs: Runs, lines: Path) -> None:
+    """Red when tool start and end events are missing because the tool does not run, or show what was injected."""
+    graph = asking(asks(("later", "a")), ToolNode([later]))
+    await runs.begin(input={"path": str(lines)})
+    with pytest.raises(Broken):
+        await runs.attempt(graph, breaks_at="tool.recorded")
+
+    class Streamed:
+        async def ainvoke(self, given: Any, config: Any, durability: Any) -> Any:
+            return [
+                event
+                async for event in graph.astream(given, config, stream_mode="tools", durability=durability)
+            ]
+
+    events = await runs.attempt(Streamed())
+    assert [e["event"] for e in events] == ["tool-started", "tool-finished"]
+    assert events[0]["tool_name"] == "later"
+    assert events[0]["input"]["line"] == "a"
+    assert events[1]["output"].content == "noted a"
+    assert lines.read_text() == "a\n"
