@@ -14,6 +14,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from sandfleet.fleet.host.agent_files import AgentFiles
 from sandfleet.fleet.host.app import HostApi
 from sandfleet.fleet.host.backend import Backend, Limits
 from sandfleet.fleet.host.bwrap_backend import BwrapBackend
@@ -98,7 +99,8 @@ async def serve(config: Settings, instance: str) -> None:
 async def _serve(
     config: Settings, instance: str, backend: Backend, folder: Path, stop: asyncio.Event
 ) -> None:
-    registry = Registry(backend, folder, _room(config), config.sandbox_lifetime_s)
+    agent = AgentFiles(folder.parent / "agent")
+    registry = Registry(backend, folder, agent, _room(config), config.sandbox_lifetime_s)
     clock = DatabaseClock()
     host_id = f"{socket.gethostname()}/{instance}"
     heartbeat = Heartbeat(

@@ -1,18 +1,17 @@
 """The host's end of the connection to an agent. Every byte that comes in is taken for hostile."""
 
 import asyncio
-import contextlib
 import json
 import socket
-import struct
 from collections import deque
 from typing import Any
 
+from sandfleet.fleet.host import results
+from sandfleet.fleet.host.results import MAX_RESULT_BYTES, Asked, ProtocolError
 from sandfleet.fleet.sandbox.errors import OperationRefused, SandboxBusy, SandboxLost
-from sandfleet.fleet.sandbox_agent import agent as wire
+from sandfleet.fleet.sandbox_agent import wire
 
 _MAX_OPERATIONS = 32  # at once in one sandbox; the agent allows twice as many
-_MAX_RESULT_BYTES = 8 * 1024  # of the JSON that ends an operation
 _MAX_BACKLOG_BYTES = 4 * 1024 * 1024  # unread by the agent; more means that it stopped reading
 _SEND_TIMEOUT_S = 30.0
 # An honest agent gathers small pieces, so this pace never slows it (160 MB/s in full frames); a hostile one that
@@ -20,18 +19,14 @@ _SEND_TIMEOUT_S = 30.0
 _PACE_FRAMES, _PACE_S = 256, 0.1
 
 
-class ProtocolError(Exception):
-    """The agent broke a rule of the protocol."""
-
-
 class Operation:
     """One operation under way. Content is taken with ``take()``; at its end ``result`` says how it ended."""
 
     def __init__(
-        self, link: "AgentLink", op: int, kind: int, allowed: frozenset[int], most_bytes: int
+        self, link: "AgentLink", op: int, asked: Asked, allowed: frozenset[int], most_bytes: int
     ) -> None:
         self.op = op
-        self.kind = kind
+        self.asked = asked
         self.result: dict[str, Any] | None = None
         self.ended = asyncio.Event()
         self._link = link
@@ -87,6 +82,11 @@ class Operation:
         if not self.ended.is_set():
             await self._link.send(wire.EOF, self.op)
 
+    def resize(self, rows: int, columns: int) -> None:
+        """Give the command's terminal another size."""
+        if not self.ended.is_set():
+            self._link.post(wire.RESIZE, self.op, wire.RESIZE_BODY.pack(rows, columns))
+
     def kill(self) -> None:
         """Ask the agent to kill the command's process tree, and drop what it still sends."""
         if not self.ended.is_set():
@@ -116,12 +116,14 @@ class Operation:
                 self._queue.append((kind, body))
                 self._wake.set()
         elif kind == wire.CREDIT:
-            if len(body) != 4 or self._credit + struct.unpack("!I", body)[0] > wire.WINDOW:
+            if len(body) != wire.CREDIT_BODY.size:
+                raise ProtocolError("credit of the wrong size")
+            self._credit += wire.CREDIT_BODY.unpack(body)[0]
+            if self._credit > wire.WINDOW:
                 raise ProtocolError("credit that was never used")
-            self._credit += struct.unpack("!I", body)[0]
             self._credited.set()
         elif kind in (wire.DONE, wire.FAIL):
-            self.result = _result(self.kind if kind == wire.DONE else None, body)
+            self.result = results.result(self.asked, body) if kind == wire.DONE else results.failure(body)
             self.end()
         else:
             raise ProtocolError(f"kind {kind} for this operation")
@@ -136,7 +138,7 @@ class Operation:
         self._window += size
         self._ungranted += size
         if self._ungranted >= wire.WINDOW // 4 and not self.ended.is_set():
-            self._link.post(wire.CREDIT, self.op, struct.pack("!I", self._ungranted))
+            self._link.post(wire.CREDIT, self.op, wire.CREDIT_BODY.pack(self._ungranted))
             self._ungranted = 0
 
 
@@ -150,6 +152,7 @@ class AgentLink:
         self._writer = writer
         self._operations: dict[int, Operation] = {}
         self._next_op = 1
+        self.version = 0  # of the protocol
         self._reason: str | None = None
         self._ended = False
         self.told_somebody = False  # whether the end reached an operation that somebody waited for
@@ -174,14 +177,12 @@ class AgentLink:
         try:
             header = await self._reader.readexactly(wire.HEADER.size)
             length, kind, op = wire.HEADER.unpack(header)
-            if kind != wire.HELLO or op != 0 or length > _MAX_RESULT_BYTES:
+            if kind != wire.HELLO or op != 0 or length > MAX_RESULT_BYTES:
                 raise ProtocolError("no hello")
-            hello = _json(await self._reader.readexactly(length))
+            self.version = results.hello(await self._reader.readexactly(length))
         except (OSError, asyncio.IncompleteReadError) as error:
             raise ProtocolError("the agent hung up") from error
-        if hello.get("protocol") != wire.PROTOCOL:
-            raise ProtocolError("another protocol version")
-        self.post(wire.HELLO, 0, json.dumps({"protocol": wire.PROTOCOL}).encode())
+        self.post(wire.HELLO, 0, json.dumps({"protocol": self.version}).encode())
 
     async def serve(self) -> str:
         """Receive until the connection ends or breaks; return why, in words for the user.
@@ -235,7 +236,7 @@ class AgentLink:
         if len(body) > wire.MAX_BODY:
             raise OperationRefused("too_long", f"The request is longer than {wire.MAX_BODY} bytes.")
         op, self._next_op = self._next_op, self._next_op + 1
-        operation = Operation(self, op, kind, _CONTENT[kind], most_bytes)
+        operation = Operation(self, op, results.asked(kind, spec), _CONTENT[kind], most_bytes)
         self._operations[op] = operation
         try:
             await self.send(kind, op, body)
@@ -290,51 +291,7 @@ class AgentLink:
 _CONTENT: dict[int, frozenset[int]] = {
     wire.EXEC: frozenset({wire.STDOUT, wire.STDERR}),
     wire.READ: frozenset({wire.DATA}),
-    wire.LIST: frozenset({wire.DATA}),
     wire.WRITE: frozenset(),
+    wire.FILES: frozenset({wire.DATA}),
+    wire.PROCESS: frozenset({wire.DATA}),
 }
-_RESULTS: dict[int, dict[str, type]] = {
-    wire.EXEC: {
-        "exit_code": int,
-        "signal": int,
-        "timed_out": bool,
-        "killed": bool,
-        "kill_rung": int,
-        "dropped_bytes": int,
-        "out_of_memory": bool,
-        "duration_ms": int,
-    },
-    wire.READ: {"size": int},
-    wire.LIST: {"truncated": bool},
-    wire.WRITE: {"size": int},
-}
-_OPTIONAL = frozenset({"exit_code", "signal"})
-
-
-def _json(body: bytes) -> dict[str, Any]:
-    with contextlib.suppress(ValueError, RecursionError):
-        value = json.loads(body)
-        if isinstance(value, dict):
-            return value
-    raise ProtocolError("a result that is no JSON object")
-
-
-def _result(kind: int | None, body: bytes) -> dict[str, Any]:
-    """The end of an operation, with exactly the fields that its kind has; a failure if ``kind`` is None."""
-    if len(body) > _MAX_RESULT_BYTES:
-        raise ProtocolError("a result that is too long")
-    found = _json(body)
-    if kind is None:
-        code, message = found.get("code"), found.get("message")
-        if not isinstance(code, str) or not isinstance(message, str) or not code.isascii() or len(code) > 40:
-            raise ProtocolError("a failure without code and message")
-        return {"code": code, "message": message.encode("utf-8", "replace").decode()}
-    result: dict[str, Any] = {}
-    for name, expected in _RESULTS[kind].items():
-        value = found.get(name)
-        if not (type(value) is expected or (value is None and name in _OPTIONAL)):
-            raise ProtocolError(f"a result without {name}")
-        if isinstance(value, int) and not 0 <= value < 2**63:
-            raise ProtocolError(f"a result with {name} out of range")
-        result[name] = value
-    return result

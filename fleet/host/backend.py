@@ -1,5 +1,6 @@
 """What a sandbox host needs from the thing that isolates sandboxes."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,8 @@ from sandfleet.shared.ids import RunKey
 from sandfleet.shared.settings import Settings
 
 AGENT_FOLDER = "/run/sandfleet"  # where a sandbox finds its agent and the socket to dial
-AGENT_ARGUMENTS = ("-I", "-S", f"{AGENT_FOLDER}/agent.py", f"{AGENT_FOLDER}/agent.sock")
+AGENT_NAME = "agent"  # of the folder in it that is the agent
+AGENT_ARGUMENTS = ("-I", "-S", f"{AGENT_FOLDER}/{AGENT_NAME}", f"{AGENT_FOLDER}/agent.sock")
 WORKSPACE, TMP, SHM = "/workspace", "/tmp", "/dev/shm"  # noqa: S108 - the writable mounts of a sandbox
 _INODES = 65_536  # of the workspace; bounds kernel memory that empty files take
 _TMP_BYTES = 64 * 1024 * 1024
@@ -36,6 +38,21 @@ class Limits:
             tmp=min(_TMP_BYTES, settings.sandbox_workspace_bytes),
             inodes=_INODES,
         )
+
+    def environment(self) -> dict[str, str]:
+        """Variables that tell programs how many CPUs they have: the kernel shows them those of the machine.
+
+        ``nproc`` itself and OpenMP read the first, then OpenBLAS, Go, Rust's rayon and Python 3.13.
+        """
+        cpus = str(max(1, math.ceil(self.cpus)))
+        names = (
+            "OMP_NUM_THREADS",
+            "OPENBLAS_NUM_THREADS",
+            "GOMAXPROCS",
+            "RAYON_NUM_THREADS",
+            "PYTHON_CPU_COUNT",
+        )
+        return dict.fromkeys(names, cpus)
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,8 @@ class BwrapBackend:
             arguments += ["--unshare-user", "--uid", str(_INSIDE_UID), "--gid", str(_INSIDE_UID)]
         arguments += ["--die-with-parent", "--as-pid-1", "--hostname", "sandbox", "--clearenv"]
         arguments += ["--setenv", "PATH", f"{os.path.dirname(_python())}:/usr/local/bin:/usr/bin:/bin"]
+        for name, value in self._limits.environment().items():
+            arguments += ["--setenv", name, value]
         arguments += ["--ro-bind", "/usr", "/usr"]
         for name in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
             if os.path.islink(name):

@@ -120,6 +120,7 @@ class DockerBackend:
             "Cmd": [],
             "User": f"{uid}:{uid}",
             "WorkingDir": WORKSPACE,
+            "Env": [f"{name}={value}" for name, value in limits.environment().items()],
             "Hostname": "sandbox",
             "StopSignal": "SIGKILL",
             "Healthcheck": {"Test": ["NONE"]},

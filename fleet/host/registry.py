@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from sandfleet.fleet.host.agent_files import AgentFiles
 from sandfleet.fleet.host.backend import Backend
 from sandfleet.fleet.host.sandbox import Sandbox
 from sandfleet.fleet.sandbox.errors import HostUnavailable, NoRoom, NoSandbox, SandboxLost, StaleAttempt
@@ -49,8 +50,11 @@ class _Seen:
 class Registry:
     """Creates, finds and removes sandboxes. ``room`` is how many the host takes at once."""
 
-    def __init__(self, backend: Backend, folder: Path, room: int, lifetime_s: float) -> None:
+    def __init__(
+        self, backend: Backend, folder: Path, agent: AgentFiles, room: int, lifetime_s: float
+    ) -> None:
         self.room = room
+        self._agent = agent
         self._backend = backend
         self._folder = folder
         self._lifetime_s = lifetime_s
@@ -128,7 +132,7 @@ class Registry:
     async def _create(self, key: RunKey) -> Sandbox:
         start = time.monotonic()
         try:
-            sandbox = await Sandbox.launch(self._backend, key, self._folder)
+            sandbox = await Sandbox.launch(self._backend, key, self._folder, self._agent)
         finally:
             del self._creating[key]
         self._sandboxes[key] = sandbox

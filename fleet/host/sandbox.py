@@ -2,21 +2,23 @@
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import secrets
 import shutil
 import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
-from sandfleet.fleet.host.agent_link import AgentLink, Operation, ProtocolError
-from sandfleet.fleet.host.backend import Backend, Launch
+from sandfleet.fleet.host import results
+from sandfleet.fleet.host.agent_files import AgentFiles
+from sandfleet.fleet.host.agent_link import AgentLink, Operation
+from sandfleet.fleet.host.backend import AGENT_NAME, Backend, Launch
+from sandfleet.fleet.host.results import ProtocolError
 from sandfleet.fleet.sandbox.errors import HostUnavailable, OperationRefused, StaleAttempt
-from sandfleet.fleet.sandbox_agent import agent as wire
+from sandfleet.fleet.sandbox_agent import wire
 from sandfleet.shared.errors import SandboxError, SandfleetError
 from sandfleet.shared.ids import Fence, RunKey
 
@@ -25,8 +27,7 @@ logger = logging.getLogger(__name__)
 _START_TIMEOUT_S = 60.0
 # Past its own deadline for a kill the agent has given up or is broken: then the host kills from outside.
 _KILL_TIMEOUT_S = wire.KILL_AT_MOST_S + 2.0
-_MAX_LISTING_BYTES = 16 * 1024 * 1024
-_AGENT_SOURCE = Path(wire.__file__).read_bytes()
+_MAX_LINES_BYTES = 16 * 1024 * 1024
 
 Event = tuple[str, bytes | dict[str, Any]]
 
@@ -48,7 +49,7 @@ class Sandbox:
         self._removing = False
 
     @classmethod
-    async def launch(cls, backend: Backend, key: RunKey, root: Path) -> "Sandbox":
+    async def launch(cls, backend: Backend, key: RunKey, root: Path, agent: AgentFiles) -> "Sandbox":
         """Start a sandbox with its folder under ``root``. Nothing is left behind when it raises."""
         sandbox_id = secrets.token_hex(8)
         folder = root / sandbox_id
@@ -57,7 +58,7 @@ class Sandbox:
         handle: str | None = None
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            (folder / "agent.py").write_bytes(_AGENT_SOURCE)
+            agent.place(folder / AGENT_NAME)
             _listen(listener, folder)
             async with asyncio.timeout(_START_TIMEOUT_S):
                 handle = await backend.create(launch)
@@ -110,71 +111,69 @@ class Sandbox:
     ) -> AsyncGenerator[Event, None]:
         """Run a command: yields ``stdout`` and ``stderr`` with bytes, then ``exit`` with the result.
 
-        ``spec`` has ``argv`` or ``shell``, ``timeout_s``, ``output_bytes``, and maybe ``cwd`` and ``env``. Closing
-        the iterator early kills the command's process tree.
+        ``spec`` as for ``command``. Closing the iterator early kills the command's process tree.
         """
-        spec = {**spec, "stdin": stdin is not None}
-        # The agent adds a marker and the end of the stream to what it cut.
-        most_bytes = int(spec["output_bytes"]) + 2 * wire.TAIL
-        async with self._operation(fence, wire.EXEC, spec, most_bytes) as operation:
-            loop = asyncio.get_running_loop()
-            backstop = loop.call_later(spec["timeout_s"] + _KILL_TIMEOUT_S, self._overdue, operation)
-            feeder = asyncio.create_task(self._feed(operation, stdin)) if stdin is not None else None
+        async with self.command(fence, {**spec, "stdin": stdin is not None}) as command:
+            feeder = asyncio.create_task(_feed(command, stdin)) if stdin is not None else None
             try:
-                while (item := await operation.take()) is not None:
-                    yield "stdout" if item[0] == wire.STDOUT else "stderr", item[1]
+                async for event in self.events(command):
+                    yield event
             finally:
-                backstop.cancel()
                 if feeder is not None:
                     feeder.cancel()
-            result = dict(operation.result or {})
-            result["dropped_bytes"] += operation.discarded_bytes
-            if operation not in self._stale:
-                yield "exit", result
 
-    @staticmethod
-    async def _feed(operation: Operation, data: bytes) -> None:
-        with contextlib.suppress(SandboxError):
-            await operation.send(data)
-            await operation.send_eof()
+    @contextlib.asynccontextmanager
+    async def command(self, fence: Fence, spec: dict[str, Any]) -> AsyncIterator[Operation]:
+        """A command under way, whose events ``events`` gives; leaving early kills its process tree.
 
-    async def read(self, fence: Fence, path: str, offset: int, limit: int) -> AsyncGenerator[bytes, None]:
-        """Content of a file in pieces, from ``offset``, at most ``limit`` bytes."""
-        spec = {"path": path, "offset": offset, "limit": limit}
-        async with self._operation(fence, wire.READ, spec, limit) as operation:
-            while (item := await operation.take()) is not None:
-                yield item[1]
+        ``spec`` has ``argv`` or ``shell``, ``timeout_s``, ``output_bytes``, and maybe ``cwd``, ``env``, ``stdin``
+        (whether content will be sent) and ``pty`` (rows, columns).
+        """
+        # The agent adds a marker and the end of the stream to what it cut.
+        most_bytes = int(spec["output_bytes"]) + 2 * wire.TAIL
+        async with self.operation(fence, wire.EXEC, spec, most_bytes) as operation:
+            loop = asyncio.get_running_loop()
+            backstop = loop.call_later(spec["timeout_s"] + _KILL_TIMEOUT_S, self._overdue, operation)
+            try:
+                yield operation
+            finally:
+                backstop.cancel()
 
-    async def write(
-        self, fence: Fence, path: str, mode: int | None, content: AsyncIterable[bytes]
-    ) -> dict[str, Any]:
-        """Replace a file and make its directories; the old content stays until all of the new one has come."""
-        async with self._operation(fence, wire.WRITE, {"path": path, "mode": mode}, 0) as operation:
-            async for part in content:
-                await operation.send(part)
-                if operation.ended.is_set():
-                    break
-            await operation.send_eof()
+    async def events(self, command: Operation) -> AsyncGenerator[Event, None]:
+        """``stdout`` and ``stderr`` of a command with bytes, then ``exit`` with the result."""
+        while (item := await command.take()) is not None:
+            yield "stdout" if item[0] == wire.STDOUT else "stderr", item[1]
+        result = dict(command.result or {})
+        result["dropped_bytes"] += command.discarded_bytes
+        if command not in self._stale:
+            yield "exit", result
+
+    async def ask(self, fence: Fence, kind: int, spec: dict[str, Any]) -> dict[str, Any]:
+        """An operation without content: its result."""
+        async with self.operation(fence, kind, spec) as operation:
             await operation.take()
             return dict(operation.result or {})
 
-    async def list(self, fence: Fence, path: str) -> dict[str, Any]:
-        """Entries of a directory with name, kind, size (bytes), modified_s; ``truncated`` if there are over 10,000."""
-        async with self._operation(fence, wire.LIST, {"path": path}, _MAX_LISTING_BYTES) as operation:
+    async def ask_lines(
+        self, fence: Fence, kind: int, spec: dict[str, Any]
+    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """An operation that answers in lines of JSON: them, and its result."""
+        async with self.operation(fence, kind, spec, _MAX_LINES_BYTES) as operation:
             parts = []
             while (item := await operation.take()) is not None:
                 parts.append(item[1])
             try:
-                entries = [_entry(json.loads(line)) for line in b"".join(parts).splitlines()]
-            except (ValueError, TypeError, KeyError, RecursionError) as error:
-                self._link.close("its agent broke the protocol (a listing that is none)")
+                found = results.lines(operation.asked, b"".join(parts))
+            except ProtocolError as error:
+                self._link.close(f"its agent broke the protocol ({error})")
                 raise self._link.lost() from error
-            return {"entries": entries, "truncated": bool((operation.result or {}).get("truncated"))}
+            return found, dict(operation.result or {})
 
     @contextlib.asynccontextmanager
-    async def _operation(
-        self, fence: Fence, kind: int, spec: dict[str, Any], most_bytes: int
+    async def operation(
+        self, fence: Fence, kind: int, spec: dict[str, Any], most_bytes: int = 0
     ) -> AsyncIterator[Operation]:
+        """An operation for an attempt, which may return ``most_bytes`` of content; leaving early ends it."""
         operation = await self._link.start(kind, spec, most_bytes)
         self._under_way[operation] = fence.attempt
         try:
@@ -231,6 +230,12 @@ class Sandbox:
             self._link.close("it was killed")
 
 
+async def _feed(command: Operation, data: bytes) -> None:
+    with contextlib.suppress(SandboxError):
+        await command.send(data)
+        await command.send_eof()
+
+
 def _listen(listener: socket.socket, folder: Path) -> None:
     """Bind in ``folder`` by a short name: the path of a unix socket has 107 bytes at most."""
     directory = os.open(folder, os.O_PATH | os.O_DIRECTORY)
@@ -252,9 +257,3 @@ async def _accept(listener: socket.socket, backend: Backend, handle: str) -> Age
             f"The agent did not start in its sandbox: {await backend.why(handle)}. "
             "The image needs Python 3.9 or newer as python3."
         ) from error
-
-
-def _entry(found: dict[str, Any]) -> dict[str, Any]:
-    kind = found["kind"] if found["kind"] in ("file", "directory", "symlink") else "other"
-    name = str(found["name"]).encode("utf-8", "replace").decode()
-    return {"name": name, "kind": kind, "size": int(found["size"]), "modified_s": int(found["modified_s"])}

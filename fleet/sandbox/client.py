@@ -1,32 +1,26 @@
 """The HTTP client of a sandbox host, as ``docs/sandbox-protocol.md`` describes its API. One per process."""
 
 import base64
-import json
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from json import dumps, loads
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from sandfleet.fleet.sandbox.errors import (
-    HostUnavailable,
-    NoRoom,
-    NoSandbox,
-    OperationRefused,
-    SandboxBusy,
-    SandboxLost,
-    StaleAttempt,
-)
+from sandfleet.fleet.sandbox.attached import AttachedCommand
+from sandfleet.fleet.sandbox.errors import HostUnavailable, StaleAttempt, from_host
 from sandfleet.shared.errors import SandboxError, SandfleetError
+from sandfleet.shared.sandbox_token import SandboxTokenInvalid
 
 _CONNECT_TIMEOUT_S = 5.0
 _ANSWER_TIMEOUT_S = 120.0
 _GRACE_S = 30.0  # for a command beyond its own time limit: the host's kill ladder takes less
 _PIECE_BYTES = 256 * 1024
-_ERRORS: dict[str, type[SandfleetError]] = {
-    kind.code: kind for kind in (HostUnavailable, NoRoom, NoSandbox, SandboxBusy, SandboxLost, StaleAttempt)
-}
+_MAX_MESSAGE_BYTES = 1024 * 1024  # of a websocket
+_HEARTBEAT_S = 20.0
+_HANDSHAKE: dict[int, type[SandfleetError]] = {401: SandboxTokenInvalid, 403: StaleAttempt}
 
 
 class SandboxClient:
@@ -41,7 +35,7 @@ class SandboxClient:
 
     async def acquire(self, token: str) -> dict[str, Any]:
         """Create or get the run's sandbox: ``sandbox_id``, ``created``, and ``lost`` with why a previous one ended."""
-        return await self._json("PUT", "/sandbox", token)
+        return await self.call("PUT", "/sandbox", token)
 
     async def remove(self, token: str) -> None:
         """Remove the run's sandbox, in the background; without one this does nothing."""
@@ -57,12 +51,12 @@ class SandboxClient:
         """
         limit_s = None if timeout_s is None else timeout_s + _GRACE_S
         async with self._answer(
-            "POST", "/sandbox/exec", token, limit_s, data=_body(json.dumps(request).encode())
+            "POST", "/sandbox/exec", token, limit_s, data=_body(dumps(request).encode())
         ) as response:
             async for line in response.content:
-                event: dict[str, Any] = json.loads(line)
+                event: dict[str, Any] = loads(line)
                 if event["event"] == "error":
-                    raise _error(event["code"], event["message"])
+                    raise from_host(event["code"], event["message"])
                 if "data" in event:
                     event["data"] = base64.b64decode(event["data"])
                 yield event
@@ -76,14 +70,21 @@ class SandboxClient:
         async with self._answer("GET", "/sandbox/file", token, params=params) as response:
             return await response.read()
 
-    async def write(self, token: str, path: str, data: bytes, mode: int | None) -> None:
-        """Replace a file and make its directories; ``mode`` (permission bits) defaults to the old file's, or 644."""
-        params = {"path": _sendable(path)} | ({} if mode is None else {"mode": str(mode)})
-        await self._json("PUT", "/sandbox/file", token, params=params, data=_body(data))
+    async def write(
+        self, token: str, path: str, data: bytes, mode: int | None, *, append: bool = False
+    ) -> None:
+        """Replace a file, or append to it, and make its directories.
+
+        ``mode`` (permission bits) defaults to the old file's, or 644.
+        """
+        params = {"path": _sendable(path), "append": str(int(append))}
+        if mode is not None:
+            params["mode"] = str(mode)
+        await self.call("PUT", "/sandbox/file", token, params=params, data=data)
 
     async def list(self, token: str, path: str) -> dict[str, Any]:
         """``entries`` of a directory (name, kind, size in bytes, modified_s) and whether they are ``truncated``."""
-        return await self._json("GET", "/sandbox/files", token, params={"path": _sendable(path)})
+        return await self.call("GET", "/sandbox/files", token, params={"path": path})
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -91,30 +92,76 @@ class SandboxClient:
             await self._session.close()
             self._session = None
 
-    async def _json(self, method: str, path: str, token: str, **body: Any) -> dict[str, Any]:
-        async with self._answer(method, path, token, **body) as response:
-            answer: dict[str, Any] = await response.json()
+    async def call(
+        self,
+        method: str,
+        path: str,
+        token: str,
+        *,
+        params: Mapping[str, str | int] | None = None,
+        json: Any = None,
+        data: bytes | None = None,
+    ) -> dict[str, Any]:
+        """Any other request of the host's API: its JSON answer, empty if it has none."""
+        sent: dict[str, Any] = {} if data is None else {"data": _body(data)}
+        if json is not None:
+            sent["data"] = _body(dumps(json).encode())
+        if params is not None:
+            sent["params"] = {name: _sendable(str(value)) for name, value in params.items()}
+        async with self._answer(method, path, token, **sent) as response:
+            answer: dict[str, Any] = {} if response.status == 204 else await response.json()
             return answer
 
     @asynccontextmanager
     async def _answer(
         self, method: str, path: str, token: str, limit_s: float | None = _ANSWER_TIMEOUT_S, **body: Any
     ) -> AsyncGenerator[aiohttp.ClientResponse, None]:
+        timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=_CONNECT_TIMEOUT_S)
+        headers = {"Authorization": f"Bearer {token}"}
+        with self._explained():
+            async with self._opened().request(
+                method, path, headers=headers, timeout=timeout, **body
+            ) as response:
+                if response.status >= 400:
+                    raise await _failure(response)
+                yield response
+
+    async def attach(self, token: str, request: dict[str, Any]) -> AttachedCommand:
+        """Start a command whose input and output go on at once; the caller closes what this returns."""
+        headers = {"Authorization": f"Bearer {token}"}
+        with self._explained():
+            try:
+                socket = await self._opened().ws_connect(
+                    "/sandbox/attach",
+                    headers=headers,
+                    max_msg_size=_MAX_MESSAGE_BYTES,
+                    heartbeat=_HEARTBEAT_S,
+                )
+            except aiohttp.WSServerHandshakeError as error:
+                refused = _HANDSHAKE.get(error.status, HostUnavailable)
+                raise refused(f"The sandbox host refused the command's token ({error.status}).") from error
+            command = AttachedCommand(socket)
+            try:
+                await command.start(request)
+            except BaseException:
+                await command.close()
+                raise
+            return command
+
+    def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 "http://host",
                 connector=aiohttp.UnixConnector(str(self._socket), limit=0),
                 read_bufsize=2**18,  # a line with a full frame in base64 is longer than the default of 64 KiB
             )
-        timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=_CONNECT_TIMEOUT_S)
-        headers = {"Authorization": f"Bearer {token}"}
+        return self._session
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Failures of the connection, in words."""
         try:
-            async with self._session.request(
-                method, path, headers=headers, timeout=timeout, **body
-            ) as response:
-                if response.status >= 400:
-                    raise await _failure(response)
-                yield response
+            yield
         except aiohttp.ClientConnectorError as error:
             raise HostUnavailable(
                 f"No sandbox host answers at {self._socket}: start one (sandfleet dev, or "
@@ -127,14 +174,9 @@ class SandboxClient:
 async def _failure(response: aiohttp.ClientResponse) -> SandfleetError:
     try:
         error = (await response.json())["error"]
-        return _error(error["code"], error["message"])
+        return from_host(error["code"], error["message"])
     except (ValueError, KeyError, TypeError, aiohttp.ContentTypeError):
         return SandboxError(f"The sandbox host answered with status {response.status}.")
-
-
-def _error(code: str, message: str) -> SandfleetError:
-    kind = _ERRORS.get(code)
-    return OperationRefused(code, message) if kind is None else kind(message)
 
 
 def _body(data: bytes) -> bytes | AsyncIterator[bytes]:

@@ -1,6 +1,6 @@
 """What can go wrong with a sandbox, on both sides of the host's API. Every message is fit for a model to read."""
 
-from sandfleet.shared.errors import SandboxError, Superseded
+from sandfleet.shared.errors import SandboxError, SandfleetError, Superseded
 
 
 class SandboxLost(SandboxError):
@@ -56,3 +56,14 @@ class StaleAttempt(Superseded):
     """A later attempt of the run has used this sandbox; this one is refused for good."""
 
     status = 403
+
+
+_KINDS: dict[str, type[SandfleetError]] = {
+    kind.code: kind for kind in (HostUnavailable, NoRoom, NoSandbox, SandboxBusy, SandboxLost, StaleAttempt)
+}
+
+
+def from_host(code: str, message: str) -> SandfleetError:
+    """The error that a host's answer stands for; what has no class of its own was refused by the sandbox."""
+    kind = _KINDS.get(code)
+    return OperationRefused(code, message) if kind is None else kind(message)

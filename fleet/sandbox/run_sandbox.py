@@ -9,8 +9,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from sandfleet.fleet.sandbox.attached import AttachedCommand
 from sandfleet.fleet.sandbox.client import SandboxClient
 from sandfleet.fleet.sandbox.errors import HostUnavailable, NoSandbox, SandboxLost
+from sandfleet.fleet.sandbox.files import SandboxFiles
+from sandfleet.fleet.sandbox.processes import SandboxProcesses
 from sandfleet.shared.errors import SandfleetError
 from sandfleet.shared.ids import Fence
 
@@ -26,6 +29,8 @@ class ExecResult:
 
     ``stdout`` and ``stderr`` are what was kept; if ``truncated``, a marker stands where ``dropped_bytes`` were
     dropped. A command over its time limit was killed with all it had started, and is ``timed_out``.
+    ``out_of_memory``: while it ran, the kernel killed a process of the sandbox for memory; then the limit and the
+    peak are known unless the machine's kernel does not tell.
     """
 
     exit_code: int | None
@@ -36,11 +41,13 @@ class ExecResult:
     timed_out: bool
     dropped_bytes: int
     out_of_memory: bool
+    memory_limit_bytes: int | None
+    memory_peak_bytes: int | None
     duration_ms: int
 
 
 class RunSandbox:
-    """The sandbox of one run and attempt, created at its first use.
+    """The sandbox of one run and attempt, created at its first use. ``files`` and ``processes`` do the rest in it.
 
     All methods raise SandboxError with a message fit for the model, and Superseded once a later attempt has taken
     the run. After a loss one call fails with SandboxLost; the next starts an empty sandbox.
@@ -54,6 +61,8 @@ class RunSandbox:
         self._acquired = False
         self._used = False
         self._lock = asyncio.Lock()
+        self.files = SandboxFiles(self._use, client)
+        self.processes = SandboxProcesses(self._use, client)
 
     async def exec(
         self,
@@ -99,8 +108,33 @@ class RunSandbox:
             timed_out=ended["timed_out"],
             dropped_bytes=ended["dropped_bytes"],
             out_of_memory=ended["out_of_memory"],
+            memory_limit_bytes=ended["memory_limit_bytes"],
+            memory_peak_bytes=ended["memory_peak_bytes"],
             duration_ms=ended["duration_ms"],
         )
+
+    async def attach(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        terminal: tuple[int, int] | None = None,
+        timeout_s: float | None = None,
+    ) -> AttachedCommand:
+        """Start a command to speak with while it runs; ``terminal`` gives it one of so many rows and columns.
+
+        ``async with await sandbox.attach("bash", terminal=(24, 80)) as shell: …``
+        """
+        request = {
+            "command": command if isinstance(command, str) else list(command),
+            "cwd": cwd,
+            "env": dict(env or {}),
+            "timeout_s": timeout_s,
+            "stdin": True,
+            "pty": None if terminal is None else {"rows": terminal[0], "columns": terminal[1]},
+        }
+        return await self._use(lambda token: self._client.attach(token, request))
 
     async def read_file(self, path: str, *, offset: int = 0, limit: int = 16 * 1024 * 1024) -> bytes:
         """Content of a file under /workspace or /tmp from ``offset``, at most ``limit`` bytes."""

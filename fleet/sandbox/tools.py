@@ -122,7 +122,11 @@ def _report(result: ExecResult) -> str:
     else:
         lines.append(f"killed by signal {result.signal}")
     if result.out_of_memory:
-        lines.append("the sandbox ran out of memory, and the system killed a process of it")
+        limit = result.memory_limit_bytes
+        limited = "" if limit is None else f" of {limit // 2**20} MiB"
+        lines.append(
+            f"the sandbox ran out of memory: over its limit{limited}, the system killed a process of it"
+        )
     for name, data in (("stdout", result.stdout), ("stderr", result.stderr)):
         if data:
             lines += [f"{name}:", _shortened(_text(data)).rstrip("\n")]

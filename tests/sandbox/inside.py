@@ -13,7 +13,7 @@ async def command_lines(sandbox: RunSandbox) -> list[str]:
     return [
         line
         for line in lines
-        if line and "agent.py" not in line and "/proc/" not in line and line != "tr \\0"
+        if line and "/run/sandfleet/agent" not in line and "/proc/" not in line and line != "tr \\0"
     ]
 
 

@@ -11,16 +11,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sandfleet.fleet.host.agent_link import AgentLink, ProtocolError
+from sandfleet.fleet.host.agent_link import AgentLink
+from sandfleet.fleet.host.results import ProtocolError
 from sandfleet.fleet.sandbox.errors import OperationRefused, SandboxBusy, SandboxLost
-from sandfleet.fleet.sandbox_agent import agent as wire
+from sandfleet.fleet.sandbox_agent import wire
 from tests.waiting import eventually
 
-HELLO = wire.pack(wire.HELLO, 0, json.dumps({"protocol": wire.PROTOCOL}).encode())
+HELLO = wire.pack(wire.HELLO, 0, json.dumps({"newest": wire.NEWEST, "oldest": wire.OLDEST}).encode())
 SPEC = {"shell": "true", "timeout_s": 1, "output_bytes": 1000}
 EXIT = {
     "exit_code": 0, "signal": None, "timed_out": False, "killed": False, "kill_rung": 0, "dropped_bytes": 0,
-    "out_of_memory": False, "duration_ms": 1,
+    "out_of_memory": False, "memory_limit_bytes": None, "memory_peak_bytes": None, "duration_ms": 1,
 }  # fmt: skip
 
 
@@ -73,7 +74,10 @@ async def start_many(link, count, spec):
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 13), st.integers(0, 2**32 - 1), st.binary(max_size=300)), max_size=8),
+    st.lists(
+        st.tuples(st.integers(wire.HELLO, wire.RESIZE), st.integers(0, 2**32 - 1), st.binary(max_size=300)),
+        max_size=8,
+    ),
     st.data(),
 )
 def test_frames_come_out_as_they_went_in_however_they_are_cut(frames, data):
@@ -108,7 +112,7 @@ def test_noise_is_frames_or_an_error_and_never_grows(noise):
         wire.pack(wire.HELLO, 0, b"[]"),
         wire.pack(wire.HELLO, 0, b"{"),
         wire.pack(wire.HELLO, 0, b"[" * 5000),
-        wire.pack(wire.HELLO, 0, b'{"protocol": 99}'),
+        wire.pack(wire.HELLO, 0, b'{"newest": 1, "oldest": 1}'),
         wire.HEADER.pack(2**32 - 1, wire.HELLO, 0),
     ],
 )

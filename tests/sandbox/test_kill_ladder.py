@@ -2,13 +2,16 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import uuid
+from pathlib import Path
 
 import psutil
 import pytest
 
-from sandfleet.fleet.host import sandbox as sandbox_module
+from sandfleet.fleet import sandbox_agent
+from sandfleet.fleet.host.agent_files import AgentFiles
 from sandfleet.fleet.host.backend import Limits
 from sandfleet.fleet.host.bwrap_backend import BwrapBackend
 from sandfleet.fleet.host.engine import Engine
@@ -95,15 +98,15 @@ async def test_a_process_that_forks_away_is_killed(sandbox):
     assert await command_lines(sandbox) == []
 
 
-async def test_what_the_tree_kill_cannot_get_everything_else_goes_with(tmp_path, monkeypatch):
+async def test_what_the_tree_kill_cannot_get_everything_else_goes_with(tmp_path):
     """Red without the second rung. An agent whose looks at the tree find nothing stands for one that is outrun."""
-    blind = b"process_tree = lambda command: (set(), False)\nif __name__"
-    monkeypatch.setattr(
-        sandbox_module, "_AGENT_SOURCE", sandbox_module._AGENT_SOURCE.replace(b"if __name__", blind)
-    )
+    source = shutil.copytree(Path(sandbox_agent.__file__).parent, tmp_path / "source")
+    with (source / "tree.py").open("a") as module:
+        module.write("\n\nTree.members = lambda self: (set(), False)\n")
     backend = BwrapBackend(Limits.of(Settings()))
     fence = Fence(RunKey("acme", "ada", uuid.uuid4()), 1)
-    sandbox = await Sandbox.launch(backend, fence.key, tmp_path)
+    agent = AgentFiles(tmp_path / "agent", source)
+    sandbox = await Sandbox.launch(backend, fence.key, tmp_path / "sandboxes", agent)
     serving = asyncio.create_task(sandbox.serve())
     try:
         spec = {"shell": "setsid sleep 300 & sleep 301", "timeout_s": 0.2, "output_bytes": 1000}

@@ -1,0 +1,127 @@
+"""What an agent may say at the end of an operation, and nothing else. Every byte of it is taken for hostile."""
+
+import contextlib
+import json
+from typing import Any
+
+from sandfleet.fleet.sandbox_agent import wire
+
+MAX_RESULT_BYTES = 8 * 1024  # of the JSON that ends an operation
+_MOST_LINES = wire.MAX_ENTRIES
+
+_Fields = dict[str, type]
+
+_COMMAND: _Fields = {
+    "exit_code": int, "signal": int, "timed_out": bool, "killed": bool, "kill_rung": int, "dropped_bytes": int,
+    "out_of_memory": bool, "memory_limit_bytes": int, "memory_peak_bytes": int, "duration_ms": int,
+}  # fmt: skip
+_ENTRY: _Fields = {"kind": str, "size": int, "mode": int, "modified_s": int}
+_FOUND: _Fields = {"truncated": bool, "timed_out": bool}
+_STATE: _Fields = {
+    "process": int, "pid": int, "running": bool, "exit_code": int, "signal": int, "next_offset": int,
+}  # fmt: skip
+_FIELDS: dict[tuple[int, str], dict[str, type]] = {
+    (wire.EXEC, ""): _COMMAND,
+    (wire.READ, ""): {"size": int},
+    (wire.WRITE, ""): {"size": int},
+    (wire.FILES, "stat"): _ENTRY,
+    (wire.FILES, "list"): _FOUND,
+    (wire.FILES, "glob"): _FOUND,
+    (wire.FILES, "grep"): _FOUND,
+    (wire.FILES, "mkdir"): {},
+    (wire.FILES, "move"): {},
+    (wire.FILES, "copy"): {},
+    (wire.FILES, "remove"): {},
+    (wire.PROCESS, "start"): _STATE,
+    (wire.PROCESS, "list"): {"count": int},
+    (wire.PROCESS, "read"): {**_STATE, "offset": int, "lost_bytes": int},
+    (wire.PROCESS, "write"): {"size": int},
+    (wire.PROCESS, "signal"): _STATE,
+    (wire.PROCESS, "wait"): _STATE,
+    (wire.PROCESS, "kill"): _STATE,
+    (wire.PROCESS, "resize"): _STATE,
+}
+_OPTIONAL = frozenset({"exit_code", "signal", "memory_limit_bytes", "memory_peak_bytes"})
+_LINES: dict[tuple[int, str], dict[str, type]] = {
+    (wire.FILES, "list"): {"name": str, **_ENTRY},
+    (wire.FILES, "glob"): {"name": str, **_ENTRY},
+    (wire.FILES, "grep"): {"name": str, "line": int, "text": str},
+    (wire.PROCESS, "list"): {**_STATE, "command": str, "age_s": int, "terminal": bool, "stdin": bool},
+}
+_KINDS = frozenset({"file", "directory", "symlink"})
+
+Asked = tuple[int, str]
+"""The kind of an operation, and what it does where its kind does many things."""
+
+
+class ProtocolError(Exception):
+    """The agent broke a rule of the protocol."""
+
+
+def asked(kind: int, spec: dict[str, Any]) -> Asked:
+    """What a request asks for."""
+    return kind, str(spec.get("do", ""))
+
+
+def result(of: Asked, body: bytes) -> dict[str, Any]:
+    """The result of an operation, with exactly the fields that it has; ProtocolError if one is missing or wrong."""
+    return _checked(_object(body), _FIELDS[of])
+
+
+def failure(body: bytes) -> dict[str, Any]:
+    """``code`` and ``message`` of an operation that the agent could not do."""
+    found = _object(body)
+    code, message = found.get("code"), found.get("message")
+    if not isinstance(code, str) or not isinstance(message, str) or not code.isascii() or len(code) > 40:
+        raise ProtocolError("a failure without code and message")
+    return {"code": code, "message": _storable(message)}
+
+
+def lines(of: Asked, content: bytes) -> list[dict[str, Any]]:
+    """Lines of JSON with exactly the fields that they have. One without an end was cut off, and is left out."""
+    every = content.split(b"\n")[:-1]
+    if len(every) > _MOST_LINES:
+        raise ProtocolError("more lines than there may be")
+    return [_checked(_parsed(line), _LINES[of]) for line in every]
+
+
+def hello(body: bytes) -> int:
+    """The newest version of the protocol that both sides speak; ProtocolError if there is none."""
+    found = _checked(_parsed(body), {"newest": int, "oldest": int})
+    version = min(found["newest"], wire.NEWEST)
+    if version < max(found["oldest"], wire.OLDEST):
+        raise ProtocolError("no protocol version in common")
+    return int(version)
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    if len(body) > MAX_RESULT_BYTES:
+        raise ProtocolError("a result that is too long")
+    return _parsed(body)
+
+
+def _parsed(body: bytes) -> dict[str, Any]:
+    with contextlib.suppress(ValueError, RecursionError):
+        value = json.loads(body)
+        if isinstance(value, dict):
+            return value
+    raise ProtocolError("a result that is no JSON object")
+
+
+def _checked(found: dict[str, Any], fields: dict[str, type]) -> dict[str, Any]:
+    checked: dict[str, Any] = {}
+    for name, expected in fields.items():
+        value = found.get(name)
+        if not (type(value) is expected or (value is None and name in _OPTIONAL)):
+            raise ProtocolError(f"a result without {name}")
+        if isinstance(value, int) and not 0 <= value < 2**63:
+            raise ProtocolError(f"a result with {name} out of range")
+        checked[name] = _storable(value) if isinstance(value, str) else value
+    if "kind" in checked and checked["kind"] not in _KINDS:
+        checked["kind"] = "other"
+    return checked
+
+
+def _storable(text: str) -> str:
+    """Text without lone surrogates, which are no UTF-8."""
+    return text.encode("utf-8", "replace").decode()

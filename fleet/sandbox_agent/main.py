@@ -1,0 +1,24 @@
+"""Starts the agent: ``main([SOCKET, UID, GID])``, the last two if it must drop its privileges itself."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from .agent import Agent
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """Connect, drop to the given user, serve until the host hangs up."""
+    os.umask(0o022)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.connect(arguments[0])
+    if len(arguments) > 1:
+        os.setgroups([])
+        os.setgid(int(arguments[2]))
+        os.setuid(int(arguments[1]))
+    Agent(connection).serve()

@@ -1,0 +1,39 @@
+"""What the sandbox's control group says of its memory, by cgroup v2 or v1."""
+
+from __future__ import annotations
+
+import contextlib
+
+_EVENTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+_LIMIT = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_PEAK = ("/sys/fs/cgroup/memory.peak", "/sys/fs/cgroup/memory/memory.max_usage_in_bytes")
+_NO_LIMIT = 2**60  # cgroup v1 says a number beyond this where there is none
+
+
+def oom_kills() -> int:
+    """Processes of this sandbox that the kernel killed for memory; 0 where nobody tells."""
+    for path in _EVENTS:
+        with contextlib.suppress(OSError, ValueError), open(path) as file:
+            for line in file:
+                name, _, value = line.partition(" ")
+                if name == "oom_kill":
+                    return int(value)
+    return 0
+
+
+def limit_bytes() -> int | None:
+    """The sandbox's memory limit, or None where there is none."""
+    limit = _number(_LIMIT)
+    return None if limit is None or limit >= _NO_LIMIT else limit
+
+
+def peak_bytes() -> int | None:
+    """The most memory that the sandbox has used since it began, or None where nobody tells."""
+    return _number(_PEAK)
+
+
+def _number(paths: tuple[str, str]) -> int | None:
+    for path in paths:
+        with contextlib.suppress(OSError, ValueError), open(path) as file:
+            return int(file.read())
+    return None

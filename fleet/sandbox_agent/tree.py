@@ -1,0 +1,164 @@
+"""All processes that one command has led to, and how they are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+
+from . import memory
+from .spawn import MARK, spawn
+from .wire import KILL_AT_MOST_S, UNKILLABLE_S
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .agent import Agent
+    from .operation import Json
+    from .streams import Stream
+
+_TREE_KILL_S = 1.0  # how long the tree kill may take before everything in the sandbox is killed
+
+
+class Tree:
+    """The processes of one command: the first one's wait status, and the kill ladder."""
+
+    def __init__(self, agent: Agent, spec: Json, merged: bool) -> None:
+        self.agent = agent
+        self.status: int | None = None  # of the first process, once it has ended
+        self.mark = os.urandom(8).hex()
+        self._oom_before = memory.oom_kills()
+        self.spawned = spawn(spec, self.mark, merged)
+        self.pid = self.spawned.pid
+        self.start_ticks = 0
+        self.streams: list[Stream] = []  # that tell who belongs here while they are open
+        self.killed_at: float | None = None
+        self.dead = False  # killed, and nothing is left
+        self.unkillable = ""  # why the agent has given it up
+        self.rung = 0
+        self._next = 0.0
+        self._fewest = sys.maxsize  # living processes that a kill has met at least, and when it met so few
+        self._fewest_at = 0.0
+        with contextlib.suppress(OSError):
+            self.start_ticks = Process(self.pid).start
+        agent.mains[self.pid] = self
+
+    @property
+    def ended(self) -> bool:
+        """Whether the first process has ended and, if it was killed, all others too."""
+        return self.status is not None and (self.killed_at is None or self.dead)
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the kernel has killed a process of the sandbox for memory since this began."""
+        return memory.oom_kills() > self._oom_before
+
+    def kill(self) -> None:
+        """Begin to kill."""
+        if self.killed_at is None:
+            self.killed_at = self._next = time.monotonic()
+
+    def climb(self, now: float) -> float | None:
+        """Go on with killing if that was begun; returns when to be called again, None when there is nothing to do."""
+        if self.killed_at is None or self.dead or self.unkillable:
+            return None
+        if now < self._next:
+            return self._next
+        members, complete = self.members()
+        # Nothing forks away from the second rung, so after it any look will do.
+        if not members and (complete or self.rung == 2) and self.status is not None:
+            self.dead = True
+            return None
+        self.rung = max(self.rung, 1)
+        for pid in members:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        spent = now - self.killed_at
+        if spent > _TREE_KILL_S:
+            if self.rung < 2:
+                self.rung, self._fewest = (
+                    2,
+                    sys.maxsize,
+                )  # what forked away from the first rung does not count
+            kill_everything()
+        if len(members) < self._fewest:
+            self._fewest, self._fewest_at = len(members), now
+        if now - max(self._fewest_at, self.killed_at) > UNKILLABLE_S or spent > KILL_AT_MOST_S:
+            out_of_memory = " after memory had run out" if self.out_of_memory else ""
+            self.unkillable = f"a command in it could not be killed{out_of_memory}"
+            return None
+        self._next = now + (0.005 if spent < 0.05 else 0.05)
+        return self._next
+
+    def members(self) -> tuple[set[int], bool]:
+        """Living processes of the tree, and whether the look was complete: none ended, and maybe forked, meanwhile.
+
+        To a tree belong its session, what carries its mark or holds its streams, orphans without any mark that
+        began after it, and all descendants of these.
+        """
+        processes: dict[int, Process] = {}
+        complete = True
+        for name in os.listdir("/proc"):
+            if name.isdigit() and int(name) != os.getpid():
+                try:
+                    process = Process(int(name))
+                except (FileNotFoundError, ProcessLookupError):
+                    complete = False
+                    continue
+                if not process.dead:
+                    processes[process.pid] = process
+        mains = self.agent.mains
+        session_is_ours = self.status is None or self.pid not in mains
+        ends = self.spawned.ends if any(stream.open for stream in self.streams) else set()
+        children: dict[int, list[int]] = {}
+        found: list[int] = []
+        for process in processes.values():
+            children.setdefault(process.parent, []).append(process.pid)
+            lost = not process.mark and process.parent not in processes and process.pid not in mains
+            if (
+                (session_is_ours and process.session == self.pid)
+                or process.mark == self.mark.encode()
+                or (lost and process.start >= self.start_ticks)
+                or (ends and process.holds(ends))
+            ):
+                found.append(process.pid)
+        tree: set[int] = set()
+        while found:
+            pid = found.pop()
+            if pid not in tree:
+                tree.add(pid)
+                found += children.get(pid, [])
+        return tree, complete
+
+
+class Process:
+    """What /proc says of a process: its parent, session, start (ticks since boot) and the mark in its environment."""
+
+    def __init__(self, pid: int) -> None:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        self.pid = pid
+        self.dead = fields[0] in (b"Z", b"X")
+        self.parent = int(fields[1])
+        self.session = int(fields[3])
+        self.start = int(fields[19])
+        self.mark = b""
+        if not self.dead:
+            with contextlib.suppress(PermissionError), open(f"/proc/{pid}/environ", "rb") as file:
+                prefix = MARK.encode() + b"="
+                found = (part for part in file.read().split(b"\0") if part.startswith(prefix))
+                self.mark = next(found, b"").partition(b"=")[2]
+
+    def holds(self, ends: set[str]) -> bool:
+        """Whether one of its descriptors is one of these."""
+        with contextlib.suppress(OSError):
+            return any(os.readlink(fd.path) in ends for fd in os.scandir(f"/proc/{self.pid}/fd"))
+        return False
+
+
+def kill_everything() -> None:
+    """Kill all processes of the sandbox but the agent; outside of a sandbox, where that would be much more, nothing."""
+    if os.getpid() == 1:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(-1, signal.SIGKILL)
