@@ -137,6 +137,21 @@ def doctor(root: Root = ROOT) -> None:
     terminal.run(command.doctor(root))
 
 
+@app.command()
+def invariants(
+    root: Root = ROOT,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    all_runs: Annotated[
+        bool, typer.Option("--all", help="Look at all runs that are over, not only at the newest 50,000.")
+    ] = False,
+) -> None:
+    """Check that a deployment is as it must be; exit code 1 and what breaks a rule if it is not."""
+    from sandfleet.localstack import terminal
+    from sandfleet.localstack.commands import invariants as command
+
+    terminal.run(command.invariants(root, as_json, all_runs))
+
+
 @db.command()
 def migrate(root: Root = ROOT) -> None:
     """Bring the database to the newest schema."""

@@ -1,7 +1,8 @@
 """The few calls to a Docker Engine that the local stack makes itself: is it there, what carries a label, remove it."""
 
 import json
-from typing import Any, cast
+import time
+from typing import Any, NamedTuple, cast
 
 import httpx
 
@@ -30,6 +31,30 @@ def labelled(docker_host: str, label: str) -> list[str]:
         containers, networks = _find(client, label)
     return [f"container {c['Names'][0].lstrip('/') if c['Names'] else c['Id'][:12]}" for c in containers] + [
         f"network {n['Name']}" for n in networks
+    ]
+
+
+class SandboxContainer(NamedTuple):
+    """A sandbox's container: its name, whose it is, and its age by this machine's clock."""
+
+    name: str
+    tenant: str
+    run_id: str
+    age_s: float
+
+
+def sandbox_containers(docker_host: str, label: str) -> list[SandboxContainer]:
+    """The containers of runs that carry a label (``key=value``). Raises httpx.HTTPError if no engine answers."""
+    with _client(docker_host) as client:
+        containers, _ = _find(client, label)
+    return [
+        SandboxContainer(
+            c["Names"][0].lstrip("/") if c["Names"] else c["Id"][:12],
+            c["Labels"].get("sandfleet.tenant", ""),
+            c["Labels"].get("sandfleet.run", ""),
+            time.time() - c["Created"],
+        )
+        for c in containers
     ]
 
 

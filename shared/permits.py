@@ -103,6 +103,18 @@ class Permits:
                 ],
             )
 
+    async def visible(self, pool: str) -> int:
+        """Permits that an executor could receive now. SQS counts approximately, and some seconds late."""
+        client = await self._sqs()
+        answer = await client.get_queue_attributes(
+            QueueUrl=self._urls[pool], AttributeNames=["ApproximateNumberOfMessages"]
+        )
+        return int(answer["Attributes"]["ApproximateNumberOfMessages"])
+
+    def pools(self) -> list[str]:
+        """The pools that have a queue."""
+        return list(self._urls)
+
     def has_queue(self, pool: str) -> bool:
         """Whether a queue is configured for the pool."""
         return pool in self._urls

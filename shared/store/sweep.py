@@ -10,6 +10,9 @@ from sandfleet.shared.store.ready import ReadyRuns, ready_by_pool
 Connection = AsyncConnection[Any]
 Ready = tuple[str | None, int]
 
+FORGET_S = 300.0
+"""Executors and sandbox hosts that have been silent for so long are forgotten; one that comes back registers again."""
+
 _LOCK = 7_261_302  # one sweep at a time in a database
 _BATCH = 100  # rows of each kind in a pass
 
@@ -118,3 +121,8 @@ async def _expired_rows(connection: Connection, idempotency_ttl_s: float) -> Non
     )
     for key in await cursor.fetchall():
         await connection.execute("select erase_thread(%s, %s, %s)", key)
+    for table in ("executors", "hosts"):
+        await connection.execute(
+            f"delete from {table} where heartbeat_at < clock_timestamp() - make_interval(secs => %s)",
+            (FORGET_S,),
+        )

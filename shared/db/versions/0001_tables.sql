@@ -145,6 +145,8 @@ create index runs_ready on runs (pool, class, vtime, seq) where status = 'pendin
 create index runs_waiting_tenant on runs (tenant, class, seq) where gate = 'tenant';
 create index runs_waiting_thread on runs (tenant, user_id, thread_id, seq) where gate = 'thread';
 create index runs_waiting_time on runs (not_before) where gate = 'time';
+create index runs_waiting_children on runs (tenant, user_id, run_id) where gate = 'children';
+create index runs_finished on runs (finished_at) where finished_at is not null;
 create index runs_leased on runs (lease_expires_at) where status = 'running';
 
 create table idempotency_keys (

@@ -1,0 +1,174 @@
+"""Each rule within PostgreSQL: nothing to say of a healthy database, and exactly the seeded violation of a broken one."""
+
+import psycopg
+import pytest
+
+from sandfleet.shared.db.pool import open_pool
+from sandfleet.shared.ids import Owner, RunKey, graph_assistant_id, new_id
+from sandfleet.shared.invariants.runs import check_runs
+from sandfleet.shared.store.api_keys import create_key
+from sandfleet.shared.store.cancellation import request_cancel
+from sandfleet.shared.store.claims import Ending, claim, finish
+from sandfleet.shared.store.submission import Submission, submit
+
+TENANT = "t"
+
+
+async def accept(pool, thread, **given):
+    submission = Submission(
+        RunKey(TENANT, "u", new_id()),
+        thread,
+        graph_assistant_id("g"),
+        "g",
+        "default",
+        "{}",
+        create_thread=True,
+        **given,
+    )
+    return (await submit(pool, submission)).run_id
+
+
+@pytest.fixture
+async def runs(database):
+    """A database with a run in every state, by name, and a connection to it. The tenant is at its cap of 4."""
+    pool = open_pool(database, 2)
+    await pool.open()
+    connection = await psycopg.AsyncConnection.connect(database, autocommit=True)
+    await connection.execute(
+        "truncate runs, threads, journal, tool_calls, executors, hosts, api_keys, tenants, flows, vclock cascade"
+    )
+    await create_key(connection, Owner(TENANT, "u"), "test")
+    ids = {}
+    for name in ("ended", "cancelled"):
+        ids[name] = await accept(pool, new_id())
+    for run in await claim(connection, "default", "x", 60, 1, longest_waiting=False):
+        events = '[[0, "metadata", "{}"], [1, "values", "{}"], [7, "end", "null"]]'
+        await finish(connection, run.fence, Ending("success", events))
+    await request_cancel(pool, RunKey(TENANT, "u", ids["cancelled"]), "interrupt")
+    await connection.execute("update tenants set max_in_flight = 4")
+    thread = new_id()
+    ids["running"] = await accept(pool, thread)
+    assert len(await claim(connection, "default", "x", 60, 1, longest_waiting=False)) == 1
+    ids["thread"] = await accept(pool, thread)
+    ids["time"] = await accept(pool, new_id(), delay_s=60)
+    for n in range(3):
+        ids[f"ready{n}"] = await accept(pool, new_id())
+    ids["tenant"] = await accept(pool, new_id())
+    yield connection, ids
+    await connection.close()
+    await pool.close()
+
+
+async def test_a_healthy_database_breaks_no_rule(runs):
+    """Red when a rule takes a legal state for a violation."""
+    connection, _ = runs
+    checked = await check_runs(connection)
+    assert checked.violations == []
+    assert (checked.live, checked.ended, checked.ready) == (7, 2, {"default": 3})
+
+
+OF = "where run_id = %(run)s"
+THREAD_OF = "where thread_id = (select thread_id from runs where run_id = %(run)s)"
+SEEDS = [
+    ("running run without a live lease", "running", f"update runs set lease_owner = null {OF}"),
+    (
+        "running run without a live lease",
+        "running",
+        f"update runs set lease_expires_at = null {OF}",
+    ),
+    (
+        "pending run with a lease",
+        "ready0",
+        f"update runs set lease_owner = 'x' {OF}",
+    ),
+    ("gate without a reason", "time", f"update runs set not_before = not_before - interval '121 s' {OF}"),
+    ("gate without a reason", "time", f"update runs set not_before = null {OF}"),
+    (
+        "gate without a reason",
+        "thread",
+        f"update threads set active_run = (select run_id from runs where gate = 'thread') {THREAD_OF};"
+        f" update runs set status = 'success', finished_at = clock_timestamp(), lease_owner = null, lease_expires_at = null"
+        " where status = 'running'; delete from runs where status = 'success'; update tenants set slots = slots - 1",
+    ),
+    ("gate without a reason", "tenant", "update tenants set max_in_flight = 5"),
+    (
+        "gate without a reason",
+        "ready1",
+        f"update runs set gate = 'children' {OF};"
+        " update tenants set slots = slots - 1, waiting = waiting + 1; update runs set gate = 'children' where gate = 'tenant'",
+    ),
+    ("gate without a reason", "running", f"update runs set gate = 'time' {OF}"),
+    ("ready run out of order", "ready2", f"update runs set vtime = null {OF}"),
+    ("ready run out of order", "ready2", f"update runs set ready_at = null {OF}"),
+    ("live run without its thread", "ready0", f"update threads set status = 'idle' {THREAD_OF}"),
+    ("live run without its thread", "running", f"update threads set active_run = null {THREAD_OF}"),
+    ("live run without its thread", "ready1", f"delete from threads {THREAD_OF}"),
+    ("tenant's counters", TENANT, "update tenants set slots = slots - 1"),
+    ("tenant's counters", TENANT, "update tenants set waiting = waiting + 1"),
+    ("ended run with a lease", "ended", f"update runs set lease_owner = 'x' {OF}"),
+    ("ended run with a lease", "cancelled", f"update runs set gate = 'thread' {OF}"),
+    (
+        "ended run with an open tool call",
+        "ended",
+        "insert into tool_calls (tenant, user_id, run_id, call_id, execution, ns, name, attempt, status)"
+        f" select tenant, user_id, run_id, run_id, 0, '', 'rm', 1, 'started' from runs {OF}",
+    ),
+    ("ended run that holds its thread", "ended", f"update threads set active_run = %(run)s {THREAD_OF}"),
+    (
+        "busy thread without a live run",
+        "thread of cancelled",
+        f"update threads set status = 'busy' {THREAD_OF}",
+    ),
+    ("journal of an ended run", "ended", f"delete from journal {OF} and event = 'end'"),
+    ("journal of an ended run", "ended", f"delete from journal {OF} and seq = 0"),
+    ("journal of an ended run", "ended", f"delete from journal {OF}"),
+    ("journal of an ended run", "ended", f"update journal set seq = seq + 10 {OF} and event = 'values'"),
+    ("journal of an ended run", "ended", f"update journal set event = 'end' {OF} and event = 'values'"),
+    (
+        "journal of an ended run",
+        "ended",
+        f"update runs set attempt = attempt + 1 {OF}",
+    ),
+    (
+        "executor that is gone",
+        "e",
+        "insert into executors (executor_id, pool, slots, busy, heartbeat_at)"
+        " values ('e', 'default', 1, 0, clock_timestamp() - interval '6 minutes 1 s')",
+    ),
+    (
+        "sandbox host that is gone",
+        "h",
+        "insert into hosts (host_id, instance, address, backend, room, sandboxes, heartbeat_at)"
+        " values ('h', 'i', '', 'docker', 1, 0, clock_timestamp() - interval '6 minutes 1 s')",
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "name", "seed"), SEEDS)
+async def test_a_seeded_violation_is_found_and_named(runs, rule, name, seed):
+    """Red when the rule is taken out, or when it names something else than what breaks it."""
+    connection, ids = runs
+    run = ids.get(name.removeprefix("thread of "))
+    for statement in seed.split(";"):
+        await connection.execute(statement, {"run": run})
+    expected = str(run or name)
+    if name.startswith("thread of "):
+        cursor = await connection.execute("select thread_id from runs where run_id = %s", (run,))
+        expected = str((await cursor.fetchone())[0])
+    found = (await check_runs(connection)).violations
+    assert {(v.rule, v.id) for v in found} >= {(rule, expected)}
+    assert (await check_runs(connection, newest=None)).violations == found
+    await connection.execute("update runs set kwargs = '{}'")  # nothing is locked or left open
+
+
+async def test_an_expired_lease_is_no_violation_until_the_sweep_had_its_time(runs, monkeypatch):
+    """Red when the rule forgets the sweep's time, or looks at no expired lease at all."""
+    connection, ids = runs
+    await connection.execute(
+        "update runs set lease_expires_at = pg_postmaster_start_time() where run_id = %s", (ids["running"],)
+    )
+    monkeypatch.setattr("sandfleet.shared.invariants.runs.GONE_S", 3600.0)
+    assert (await check_runs(connection)).violations == []
+    monkeypatch.setattr("sandfleet.shared.invariants.runs.GONE_S", 0.0)
+    (found,) = (await check_runs(connection)).violations
+    assert (found.rule, found.id) == ("running run without a live lease", str(ids["running"]))
