@@ -144,6 +144,7 @@ async def start_postgres(supervisor: Supervisor, port: int) -> str:
             log=supervisor.logs / "postgres.log",
             ready=ready,
             stop_signal=signal.SIGINT,
+            one_body=True,  # a server process per connection
         )
     )
     return url

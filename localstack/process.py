@@ -54,6 +54,7 @@ class Process:
     ``ready`` tells whether it serves; ``stop_signal`` asks it to end, and after ``stop_timeout_s`` it is killed.
     ``restore`` is called whenever it has become ready, to put back what it does not keep itself.
     ``wanted`` is true from when it is ready until somebody stops it: a supervisor restarts what is wanted and dead.
+    ``one_body``: it works in child processes too, which `send` stops, continues and kills with it.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Process:
     stop_signal: signal.Signals = signal.SIGTERM
     stop_timeout_s: float = 15.0
     start_timeout_s: float = 60.0
+    one_body: bool = False
     wanted: bool = field(default=False, init=False)
     started_at: float = field(default=0.0, init=False)
     _child: subprocess.Popen[bytes] | None = field(default=None, init=False, repr=False)
@@ -128,9 +130,17 @@ class Process:
 
     def send(self, sig: int) -> None:
         """Send a signal to the process if it runs."""
-        if (pid := self.pid) is not None:
-            with suppress(ProcessLookupError):
-                os.kill(pid, sig)
+        if (pid := self.pid) is None:
+            return
+        body: list[psutil.Process] = []
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            if self.one_body and sig in (signal.SIGSTOP, signal.SIGCONT, signal.SIGKILL):
+                process.suspend()  # it starts no more children meanwhile
+                body = process.children(recursive=True)
+            for each in (process, *body):
+                with suppress(psutil.NoSuchProcess):
+                    each.send_signal(sig)
 
     async def wait(self, timeout_s: float) -> bool:
         """Whether the process ended within ``timeout_s`` seconds."""

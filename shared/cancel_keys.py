@@ -3,6 +3,7 @@
 PostgreSQL has the cancel already; a key that is lost only makes it slower.
 """
 
+import asyncio
 from collections.abc import Sequence
 from uuid import UUID
 
@@ -11,6 +12,7 @@ from redis.asyncio import Redis
 from sandfleet.shared.ids import Fence
 
 _TTL_S = 600
+_ANSWER_S = 1.0
 
 
 def _key(run_id: UUID) -> str:
@@ -18,11 +20,14 @@ def _key(run_id: UUID) -> str:
 
 
 async def set_cancel(redis: "Redis", run_id: UUID, action: str) -> None:
-    """Tell the executor of a run to end it. Raises redis.RedisError when Redis does not answer."""
-    await redis.set(_key(run_id), action, ex=_TTL_S)
+    """Tell the executor of a run to end it. Raises redis.RedisError, OSError or TimeoutError when Redis does not answer
+    within a second."""
+    async with asyncio.timeout(_ANSWER_S):
+        await redis.set(_key(run_id), action, ex=_TTL_S)
 
 
 async def read_cancels(redis: "Redis", fences: Sequence[Fence]) -> dict[Fence, str]:
-    """Which of these runs are to end, and how, in one round trip."""
-    values = await redis.mget([_key(fence.key.run_id) for fence in fences])
+    """Which of these runs are to end, and how, in one round trip. Raises as `set_cancel` does."""
+    async with asyncio.timeout(_ANSWER_S):
+        values = await redis.mget([_key(fence.key.run_id) for fence in fences])
     return {fence: value.decode() for fence, value in zip(fences, values, strict=True) if value is not None}

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 from sandfleet.shared.settings import Settings
 
 _BATCH = 10  # entries in one SQS batch call at most
-_SEND_LIMIT_S = 1.0
+_LIMIT_S = 1.0
+"""How long a call may take in all. What is not done by then is not needed: see each method."""
 
 T = TypeVar("T")
 
@@ -64,7 +65,7 @@ class Permits:
         url = self._urls.get(pool)
         if url is None:
             return
-        async with asyncio.timeout(_SEND_LIMIT_S):
+        async with asyncio.timeout(_LIMIT_S):
             client = await self._sqs()
             for chunk in _chunks(range(count)):
                 await client.send_message_batch(
@@ -72,24 +73,28 @@ class Permits:
                 )
 
     async def receive(self, pool: str, limit: int, wait_s: int, visibility_s: int) -> list[str]:
-        """Long-poll for up to ``limit`` permits (ten at most); returns their receipt handles."""
-        client = await self._sqs()
-        answer = await client.receive_message(
-            QueueUrl=self._urls[pool],
-            MaxNumberOfMessages=min(limit, _BATCH),
-            WaitTimeSeconds=wait_s,
-            VisibilityTimeout=visibility_s,
-        )
+        """Long-poll for up to ``limit`` permits (ten at most); returns their receipt handles. Raises TimeoutError when the
+        queue has not answered soon after ``wait_s``: whoever polls also looks for ready runs then."""
+        async with asyncio.timeout(wait_s + _LIMIT_S):
+            client = await self._sqs()
+            answer = await client.receive_message(
+                QueueUrl=self._urls[pool],
+                MaxNumberOfMessages=min(limit, _BATCH),
+                WaitTimeSeconds=wait_s,
+                VisibilityTimeout=visibility_s,
+            )
         return [message["ReceiptHandle"] for message in answer.get("Messages", [])]
 
     async def delete(self, pool: str, handles: Sequence[str]) -> None:
-        """Delete permits. An expired handle is refused by some servers and accepted by others: both are fine."""
-        client = await self._sqs()
-        for chunk in _chunks(handles):
-            await client.delete_message_batch(
-                QueueUrl=self._urls[pool],
-                Entries=[{"Id": str(i), "ReceiptHandle": h} for i, h in enumerate(chunk)],
-            )
+        """Delete permits, within a second in all: one that is left comes back, and is found to be surplus. An expired handle
+        is refused by some servers and accepted by others: both are fine."""
+        async with asyncio.timeout(_LIMIT_S):
+            client = await self._sqs()
+            for chunk in _chunks(handles):
+                await client.delete_message_batch(
+                    QueueUrl=self._urls[pool],
+                    Entries=[{"Id": str(i), "ReceiptHandle": h} for i, h in enumerate(chunk)],
+                )
 
     async def extend(self, pool: str, handles: Sequence[str], visibility_s: int) -> None:
         """Keep permits invisible for ``visibility_s`` from now."""

@@ -24,6 +24,7 @@ from sandfleet.fleet.executor.fenced_rows import (
     StateBlobRow,
     ToolCallRow,
 )
+from sandfleet.shared.db.vanished import KEEPALIVES
 from sandfleet.shared.errors import SandfleetError, Superseded, Unavailable
 from sandfleet.shared.ids import Fence, Owner
 
@@ -209,11 +210,7 @@ class FencedWriter:
             prepare_threshold=0,
             connect_timeout=5,
             application_name="sandfleet-writer",
-            # A server that vanished without a word is noticed within about 15 s.
-            keepalives_idle=5,
-            keepalives_interval=3,
-            keepalives_count=3,
-            tcp_user_timeout=15_000,
+            **KEEPALIVES,
         )
         fenced_rows.register(connection)
         # Every lookup here is by key. A plan that was made while the tables were small must not scan them later.

@@ -17,6 +17,7 @@ from sandfleet.shared.streams.hub import Hub
 from sandfleet.shared.waker import Waker
 
 _log = logging.getLogger(__name__)
+_ANSWER_S = 15.0  # a request gives a database up that does not answer, and says so
 
 
 class Resources:
@@ -36,6 +37,7 @@ class Resources:
             settings.api_pool_size,
             prepare=not buffered,
             check_after_s=0.0 if buffered else 1.0,
+            limit_s=_ANSWER_S,
             name="sandfleet-api",
         )
         self.permits = Permits(settings)

@@ -1,5 +1,6 @@
 """The sweep: what executors that died, and time itself, have left to do. Bounded work per pass, safe in many copies."""
 
+from datetime import datetime
 from typing import Any
 
 from psycopg import AsyncConnection
@@ -26,15 +27,18 @@ async def sweep(
 
     ``connection`` is in autocommit mode: each step is a transaction of its own, so that the sweep never holds a run's
     row while it waits for a tenant's, and the lock that keeps sweeps apart is the session's.
-    No lease expires within one lease (``lease_s``) of the database's own start: nobody could renew while it was away.
+    No lease expires within one lease (``lease_s``) of a time when the database was away: nobody could renew then.
     """
     cursor = await connection.execute("select pg_try_advisory_lock(%s)", (_LOCK,))
     row = await cursor.fetchone()
     if row is None or not row[0]:
         return {}
     try:
-        ready = await _end_lost(connection, poison_limit, lease_s)
-        ready += await _return_expired(connection, lease_s)
+        ready: list[Ready] = []
+        now = await _beat(connection, lease_s)
+        if now is not None:
+            ready += await _end_lost(connection, poison_limit, now)
+            ready += await _return_expired(connection, now)
         ready += await _due_delays(connection)
         await _expired_rows(connection, idempotency_ttl_s)
     finally:
@@ -42,20 +46,40 @@ async def sweep(
     return ready_by_pool(ready)
 
 
-_EXPIRED = """r.status = 'running' and r.lease_expires_at < clock_timestamp()
-  and clock_timestamp() > pg_postmaster_start_time() + make_interval(secs => %(lease_s)s)"""
+# Sweeps come every second while the database answers, so a pause of half a lease says that it did not: it was frozen, cut
+# off or stopped. One that is frozen shows it in no other way. (So it is when nobody swept; then a dead executor's runs wait
+# for one lease more.)
+_BEAT = """
+  insert into pulse as p (beat_at, steady_since) select n.now, n.now from (select clock_timestamp() as now) n
+  on conflict (one) do update set beat_at = excluded.beat_at, steady_since =
+    case when excluded.beat_at > p.beat_at + make_interval(secs => %(pause_s)s) then excluded.beat_at else p.steady_since end
+  returning beat_at, beat_at >= greatest(steady_since, pg_postmaster_start_time()) + make_interval(secs => %(lease_s)s)"""
+
+
+async def _beat(connection: Connection, lease_s: float) -> datetime | None:
+    """The database's time now, if it has answered for one lease without a pause; else None.
+
+    What comes next in the sweep counts leases as expired at this time, not at its own: the database may be frozen between.
+    """
+    cursor = await connection.execute(_BEAT, {"lease_s": lease_s, "pause_s": lease_s / 2})
+    row = await cursor.fetchone()
+    assert row is not None
+    return row[0] if row[1] else None
+
+
+_EXPIRED = "r.status = 'running' and r.lease_expires_at < %(now)s"
 
 # Deaths in a row without a new checkpoint, this one counted.
 _DEATHS = """case when exists (select 1 from checkpoints c where c.tenant = r.tenant and c.user_id = r.user_id
   and c.thread_id = r.thread_id::text and c.run_id = r.run_id and c.attempt = r.attempt) then 1 else r.deaths + 1 end"""
 
 
-async def _end_lost(connection: Connection, poison_limit: int, lease_s: float) -> list[Ready]:
+async def _end_lost(connection: Connection, poison_limit: int, now: datetime) -> list[Ready]:
     """End the runs with an expired lease that must not go on: they were to be cancelled, or kill their executors."""
     cursor = await connection.execute(
         f"""select tenant, user_id, run_id, cancel_action from runs r
             where {_EXPIRED} and (cancel_action is not null or {_DEATHS} >= %(poison_limit)s) limit %(batch)s""",
-        {"lease_s": lease_s, "poison_limit": poison_limit, "batch": _BATCH},
+        {"now": now, "poison_limit": poison_limit, "batch": _BATCH},
     )
     ready: list[Ready] = []
     for tenant, user_id, run_id, cancel_action in await cursor.fetchall():
@@ -71,7 +95,7 @@ async def _end_lost(connection: Connection, poison_limit: int, lease_s: float) -
     return ready
 
 
-async def _return_expired(connection: Connection, lease_s: float) -> list[Ready]:
+async def _return_expired(connection: Connection, now: datetime) -> list[Ready]:
     """Make runs ready again whose executor is gone; they keep their place in the fair order."""
     cursor = await connection.execute(
         f"""
@@ -83,7 +107,7 @@ async def _return_expired(connection: Connection, lease_s: float) -> list[Ready]
         from expired e where r.tenant = e.tenant and r.user_id = e.user_id and r.run_id = e.run_id
         returning r.pool, 1
         """,
-        {"lease_s": lease_s, "batch": _BATCH},
+        {"now": now, "batch": _BATCH},
     )
     return await cursor.fetchall()
 

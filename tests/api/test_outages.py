@@ -8,6 +8,8 @@ import pytest
 
 from sandfleet.functions.api.app import create_app
 from tests.api.conftest import Api, make_settings, serve
+from tests.streams.wire import open_wire
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -60,3 +62,43 @@ async def test_without_redis_runs_are_accepted_streamed_and_cancelled(
         assert (await http.post(f"/threads/{thread}/runs/{made}/cancel")).status_code == 202
         assert await api.sql("select cancel_action from runs where run_id = %s", made) == [("interrupt",)]
         await api.executor.finish(run, 1, status="interrupted")
+
+
+async def test_a_postgresql_that_hangs_is_given_up(api: Api, database: str, redis_url: str) -> None:
+    """Whether the silence begins before the request or within it: 503, and all is well once it answers again.
+
+    Red when a statement, or the check of a connection, has no limit: the request hangs with it.
+    """
+    async with open_wire(database) as (wire, through):
+        app = create_app(make_settings(through, redis_url))
+        pool = app.state.resources.pool
+        pool.limit_s, pool.timeout = 0.5, 1.0
+        async with (
+            serve(app) as url,
+            httpx.AsyncClient(base_url=url, headers={"x-api-key": api.alice}, timeout=60) as http,
+        ):
+            assert (await http.post("/threads", json={})).status_code == 200
+            wire.silence()
+            during = await asyncio.gather(*(http.post("/threads", json={}) for _ in range(20)))
+            assert {answer.status_code for answer in during} == {503}
+            assert {answer.headers["retry-after"] for answer in during} == {"1"}
+            await wire.mend()
+
+            async def well() -> bool:
+                return (await http.post("/threads", json={})).status_code == 200
+
+            await eventually(well)
+
+
+async def test_a_redis_that_hangs_delays_no_submit(api: Api, database: str, redis_url: str) -> None:
+    """Red when a ring has no limit: what is to be sent after it, and the end of the process, wait for ever."""
+    async with open_wire(redis_url) as (wire, through):
+        app = create_app(make_settings(database, through))
+        async with (
+            serve(app) as url,
+            httpx.AsyncClient(base_url=url, headers={"x-api-key": api.alice}, timeout=60) as http,
+        ):
+            wire.silence()
+            answers = [await http.post("/runs", json={"assistant_id": "chat"}) for _ in range(3)]
+            assert {answer.status_code for answer in answers} == {200}
+            await asyncio.wait_for(app.state.resources.waker.flush(), 30)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import psycopg
@@ -87,3 +88,31 @@ async def test_postgres_runs_below_a_closed_folder(tmp_path: Path) -> None:
     async with await psycopg.AsyncConnection.connect(url) as connection:
         assert await (await connection.execute("select 1")).fetchone() == (1,)
     assert await supervisor.close() == []
+
+
+async def test_a_frozen_postgresql_answers_nobody(servers: TestServers) -> None:
+    """Not even on connections that are open. Breaks when only the parent process is stopped."""
+    process = servers.supervisor.processes["postgres"]
+    async with await psycopg.AsyncConnection.connect(servers.admin_url, autocommit=True) as connection:
+        process.send(signal.SIGSTOP)
+        try:
+            asked = asyncio.create_task(connection.execute("select 1"))
+            done, _ = await asyncio.wait([asked], timeout=0.5)
+            assert not done
+        finally:
+            process.send(signal.SIGCONT)
+        assert await (await asked).fetchone() == (1,)
+
+
+async def test_a_killed_postgresql_comes_back_with_all_that_was_committed(servers: TestServers) -> None:
+    """On the same address. Breaks when server processes outlive the parent: the new one refuses to start beside them."""
+    url = await servers.create_database()
+    try:
+        async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+            await connection.execute("create table kept as select 42 as n")
+            servers.supervisor.processes["postgres"].send(signal.SIGKILL)
+        await servers.supervisor.restart("postgres")
+        async with await psycopg.AsyncConnection.connect(url) as connection:
+            assert await (await connection.execute("select n from kept")).fetchone() == (42,)
+    finally:
+        await servers.drop_database(url)

@@ -149,6 +149,13 @@ create index runs_waiting_children on runs (tenant, user_id, run_id) where gate 
 create index runs_finished on runs (finished_at) where finished_at is not null;
 create index runs_leased on runs (lease_expires_at) where status = 'running';
 
+-- When the last sweep looked, and since when sweeps have come without a pause: whether the database was away.
+create table pulse (
+  one          boolean primary key default true check (one),
+  beat_at      timestamptz not null,
+  steady_since timestamptz not null
+) with (fillfactor = 50);
+
 create table idempotency_keys (
   tenant text, user_id text, key text,
   request_hash bytea not null,
