@@ -35,8 +35,8 @@ async def nothing_left_behind(request: pytest.FixtureRequest) -> AsyncIterator[N
 
 
 def _most_connections(apis: int, executors: int) -> int:
-    """The sum of all pools at their limits; 4 more for an executor's control loop and its operations."""
+    """The sum of all pools at their limits; 6 more for an executor's control loop, its operations and its ledger."""
     pools = Settings.model_fields
     api = int(pools["api_pool_size"].default)
     executor = int(pools["executor_pool_size"].default)
-    return apis * api + executors * (executor + 4) + 4
+    return apis * api + executors * (executor + 6) + 4

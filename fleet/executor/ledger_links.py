@@ -39,7 +39,6 @@ class LedgerLinks:
         self._lock = threading.Lock()
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
         self._side: Link | None = None
 
     async def use(self, work: Work[T]) -> T:
@@ -56,14 +55,10 @@ class LedgerLinks:
         """Write what is pending and end the thread, if there is one."""
         with self._lock:
             self._closed = True
-            loop, side, thread = self._loop, self._side, self._thread
-        if loop is None or side is None or thread is None:
-            return
-        closing = asyncio.run_coroutine_threadsafe(_close(side), loop)
-        await asyncio.wrap_future(closing)
-        loop.call_soon_threadsafe(loop.stop)
-        await asyncio.to_thread(thread.join)
-        loop.close()
+            loop, side = self._loop, self._side
+        if loop is not None and side is not None:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_close(side), loop))
+            loop.call_soon_threadsafe(loop.stop)
 
     def _elsewhere(self, work: Work[T]) -> "Future[T]":
         with self._lock:
@@ -77,12 +72,16 @@ class LedgerLinks:
 
     def _start(self) -> None:
         loop = uvloop.new_event_loop()
-        thread = threading.Thread(target=loop.run_forever, name="ledger", daemon=True)
-        thread.start()
+        threading.Thread(target=_serve, args=[loop], name="ledger", daemon=True).start()
         writer = FencedWriter(self._database_url)
         asyncio.run_coroutine_threadsafe(writer.start(), loop).result()
-        self._loop, self._thread = loop, thread
+        self._loop = loop
         self._side = Link(writer, Session(self._database_url, "sandfleet-ledger"))
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
 
 
 async def _close(link: Link) -> None:

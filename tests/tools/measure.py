@@ -1,12 +1,11 @@
 """``python -m tests.tools.measure``: what the ledger adds to a tool call, in CPU and in time.
 
 Agents of one `ToolNode` call a tool that does nothing, `--runs` of them at once, with and without the ledger, in turns.
-CPU is that of this process (all its threads); PostgreSQL's is its own.
+CPU is that of this process (all its threads), without PostgreSQL's. Each figure is that of the least disturbed round.
 """
 
 import argparse
 import asyncio
-import statistics
 import sys
 import time
 import uuid
@@ -134,8 +133,8 @@ async def _measure(options: argparse.Namespace) -> None:
                             spent = await measure.round(graph, runs, ledger=with_ledger)
                             cpu[with_ledger].append(spent[0] * 1000 / (runs * options.steps))
                             wall[with_ledger].append(spent[1] * 1000 / options.steps)
-                    without, with_it = (statistics.median(cpu[x]) for x in (False, True))
-                    waited, waits = (statistics.median(wall[x]) for x in (False, True))
+                    without, with_it = (min(cpu[x]) for x in (False, True))
+                    waited, waits = (min(wall[x]) for x in (False, True))
                     print(
                         f"{called.name:10} {runs:3} at once: CPU per step {without:.2f} -> {with_it:.2f} ms"
                         f" (+{with_it - without:.2f}), time per step {waited:.2f} -> {waits:.2f} ms (+{waits - waited:.2f})"

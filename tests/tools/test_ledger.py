@@ -33,12 +33,14 @@ async def test_no_tool_starts_while_the_lease_is_in_doubt(runs: Runs, lines: Pat
         )
         return (await cursor.fetchone() or (0,))[0] >= 2
 
-    await eventually(asked, what="the checkpoint before the tool")
-    await asyncio.sleep(0.2)
-    assert await runs.rows() == []
-    assert lines.read_text() == ""
-    runs.lease.deadline = time.monotonic() + 3600
-    await task
+    try:
+        await eventually(asked, what="the checkpoint before the tool")
+        await asyncio.sleep(0.2)
+        assert await runs.rows() == []
+        assert lines.read_text() == ""
+    finally:
+        runs.lease.deadline = time.monotonic() + 3600
+        await task
     assert lines.read_text() == "a\n"
 
 

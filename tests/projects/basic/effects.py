@@ -3,9 +3,11 @@
 Input ``{"path": "/…", "calls": [[{"tool": "append", "line": "a"}, …], …]}``: a list of calls per step. A step's calls are
 in one AI message, and all of them have the tool call id ``call_1``. ``results`` holds what each call gave, in order, as
 ``[status, content]``. Tools: ``append`` (async), ``append_in_thread`` (a plain function), ``append_again`` (declared
-idempotent), ``append_if_approved`` (interrupts first), ``fail`` (appends, then raises ValueError).
+idempotent), ``append_if_approved`` (interrupts first), ``fail`` (appends, then raises ValueError),
+``wait`` (appends, then waits for ever), ``command`` (appends, and changes the state by a ``Command``).
 """
 
+import asyncio
 from operator import add
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -67,6 +69,14 @@ async def fail(line: str, path: Annotated[str, InjectedState("path")]) -> str:
 
 
 @tool
+async def wait(line: str, path: Annotated[str, InjectedState("path")]) -> str:
+    """Append a line and never come back."""
+    _append(path, line)
+    await asyncio.Event().wait()
+    return "never"
+
+
+@tool
 async def command(line: str, runtime: ToolRuntime) -> Command[Any]:
     """Append a line and change the state."""
     shown = _append(runtime.state["path"], line)
@@ -101,7 +111,7 @@ builder.add_node("plan", plan)
 builder.add_node(
     "tools",
     ToolNode(
-        [append, append_in_thread, append_again, append_if_approved, fail, command],
+        [append, append_in_thread, append_again, append_if_approved, fail, wait, command],
         handle_tool_errors=(ValueError,),
     ),
 )
