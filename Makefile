@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo dev test check bench requirements clean
+.PHONY: help install install-dev demo dev test check bench chaos requirements clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -35,6 +35,9 @@ check: install-dev ## Formatting, lint, types, import boundaries, unit tests
 
 bench: install-dev ## Start a stack and measure it beside the baseline
 	@$(BIN)/sandfleet bench
+
+chaos: install-dev ## Kill, stop and lose everything for RUNS runs; SEED=… replays the faults of a session
+	@$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS))
 
 install: $(VENV)/.local
 install-dev: $(VENV)/.dev

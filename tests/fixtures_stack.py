@@ -38,7 +38,9 @@ async def engine() -> AsyncIterator[str]:
         await supervisor.close()
 
 
-async def start_stack(engine: str, kind: str, *, executors: int = 1, apis: int = 1, **env: str) -> Stack:
+async def start_stack(
+    engine: str, kind: str, *, project: Path = PROJECT, executors: int = 1, apis: int = 1, **env: str
+) -> Stack:
     """A started stack with a folder of its own; the caller stops it. ``env`` overrides `SETTINGS`."""
     number = 0
     while True:
@@ -48,7 +50,7 @@ async def start_stack(engine: str, kind: str, *, executors: int = 1, apis: int =
             settings.setdefault(name, "")
         stack = Stack(
             ROOT / f"{kind}-{number}",
-            PROJECT,
+            project,
             executors=executors,
             apis=apis,
             sandbox="docker",

@@ -23,6 +23,7 @@ from langgraph.checkpoint.base import (
     writes_sort_key,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.types import ERROR
 from psycopg import AsyncConnection
 
 from sandfleet.fleet.executor import checkpoint_maintenance
@@ -187,7 +188,13 @@ class FencedSaver(BaseCheckpointSaver[int]):
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """Store the writes of a task at a checkpoint; returns when they are committed. Raises as ``aput``."""
+        """Store the writes of a task at a checkpoint; returns when they are committed. Raises as ``aput``.
+
+        A task that was broken off leaves nothing. LangGraph would keep what it had written up to there, and whoever goes on
+        from the checkpoint would take that for the whole: without the edges that are chosen last, the graph just ends.
+        """
+        if any(channel == ERROR and isinstance(value, asyncio.CancelledError) for channel, value in writes):
+            return
         configurable = config["configurable"]
         at = (
             str(configurable["thread_id"]),

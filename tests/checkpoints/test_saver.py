@@ -51,6 +51,40 @@ def at(thread_id: str, ns: str = "", **more: Any) -> RunnableConfig:
 LARGE = "x" * (INLINE_BYTES + 1)
 
 
+# --- what a task leaves --------------------------------------------------------------------------------------------
+
+
+async def test_a_task_that_was_broken_off_leaves_nothing(make_saver: MakeSaver) -> None:
+    """A run is cancelled, or handed over, after its node has written and before the edge behind it is chosen. Breaks if
+    the part is kept: who goes on takes the node for done, meets no edge, and ends without the second node."""
+    choosing, chosen = asyncio.Event(), asyncio.Event()
+
+    async def choose(_: State) -> str:
+        choosing.set()
+        await chosen.wait()
+        return "second"
+
+    builder: Any = StateGraph(State)
+    builder.add_node("first", lambda _: {"xs": ["first"]})
+    builder.add_node("second", lambda _: {"xs": ["second"]})
+    builder.add_edge(START, "first")
+    builder.add_conditional_edges("first", choose, ["second"])
+    graph = builder.compile(checkpointer=make_saver())
+
+    async def stream() -> None:
+        async for _ in graph.astream({"xs": []}, at("broken-off"), subgraphs=True):  # as the executor does
+            pass
+
+    work = asyncio.create_task(stream())
+    await choosing.wait()
+    work.cancel()
+    await asyncio.wait({work})
+    chosen.set()
+    state = await graph.aget_state(at("broken-off"))
+    assert (state.next, state.tasks[0].error) == (("first",), None)
+    assert (await graph.ainvoke(None, at("broken-off")))["xs"] == ["first", "second"]
+
+
 # --- order ---------------------------------------------------------------------------------------------------------
 
 

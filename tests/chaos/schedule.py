@@ -1,0 +1,91 @@
+"""Which fault comes when: a pure function of the seed, so that a seed replays the faults of a run that failed."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+EVERY_S = 0.25
+"""Pause between two faults."""
+
+APIS = ("api", "api-2")
+EXECUTORS = ("executor-1", "executor-2", "executor-3")
+HOST = "host"
+
+
+class Kind(StrEnum):
+    """What happens to the target."""
+
+    KILL = "kill"
+    """SIGKILL; the process is started again."""
+    TERM = "term"
+    """SIGTERM, and after its end the process is started again."""
+    STOP = "stop"
+    """SIGSTOP, and SIGCONT after ``duration_s``."""
+    REDIS_KILL = "redis-kill"
+    REDIS_FLUSH = "redis-flush"
+    POSTGRES_STOP = "postgres-stop"
+    """A fast shutdown: sessions are ended, nothing is to be recovered."""
+    POSTGRES_CRASH = "postgres-crash"
+    """An immediate shutdown: PostgreSQL comes back by crash recovery."""
+    QUEUE_STOP = "queue-stop"
+    """The queues answer nobody for ``duration_s``."""
+    RINGS_DROPPED = "rings-dropped"
+    RINGS_DOUBLED = "rings-doubled"
+    PERMITS_DROPPED = "permits-dropped"
+    PERMITS_DOUBLED = "permits-doubled"
+
+
+# Per thousand. The losses of messages are cheap, so they fill most of the time; those of processes are as frequent as lets
+# work go on between them on two cores, where a start takes seconds; PostgreSQL's are a few leases apart, since no lease
+# expires within one lease of its start.
+_WEIGHTS = {
+    (Kind.KILL, EXECUTORS): 45,
+    (Kind.TERM, EXECUTORS): 25,
+    (Kind.STOP, EXECUTORS): 25,
+    (Kind.KILL, APIS): 25,
+    (Kind.TERM, APIS): 15,
+    (Kind.STOP, APIS): 15,
+    (Kind.KILL, (HOST,)): 12,
+    (Kind.STOP, (HOST,)): 8,
+    (Kind.REDIS_KILL, ("redis",)): 25,
+    (Kind.REDIS_FLUSH, ("redis",)): 50,
+    (Kind.POSTGRES_STOP, ("postgres",)): 8,
+    (Kind.POSTGRES_CRASH, ("postgres",)): 7,
+    (Kind.QUEUE_STOP, ("ministack",)): 10,
+    (Kind.RINGS_DROPPED, ("redis",)): 190,
+    (Kind.RINGS_DOUBLED, ("redis",)): 170,
+    (Kind.PERMITS_DROPPED, ("ministack",)): 190,
+    (Kind.PERMITS_DOUBLED, ("ministack",)): 180,
+}
+_STOPS = {
+    Kind.STOP: (1.0, 20.0),
+    Kind.QUEUE_STOP: (1.0, 8.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault, ``at_s`` seconds after the schedule's begin. ``target`` is a process of the stack."""
+
+    at_s: float
+    kind: Kind
+    target: str
+    duration_s: float = 0.0
+
+    def __str__(self) -> str:
+        lasting = f" for {self.duration_s:.1f} s" if self.duration_s else ""
+        return f"{self.at_s:8.2f} s  {self.kind} {self.target}{lasting}"
+
+
+def schedule(seed: int) -> Iterator[Fault]:
+    """The endless schedule of a seed: a fault every `EVERY_S`."""
+    source = random.Random(f"faults {seed}")
+    choices, weights = list(_WEIGHTS), list(_WEIGHTS.values())
+    number = 0
+    while True:
+        number += 1
+        ((kind, targets),) = source.choices(choices, weights)
+        target = source.choice(targets)
+        shortest, longest = _STOPS.get(kind, (0.0, 0.0))
+        yield Fault(number * EVERY_S, kind, target, source.uniform(shortest, longest))
