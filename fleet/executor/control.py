@@ -4,27 +4,25 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from uuid import uuid4
 
 import psycopg
 from redis.asyncio import Redis
 
-from sandfleet.fleet.executor.execution import Ended, Stop
+from sandfleet.fleet.executor import traces
+from sandfleet.fleet.executor.execution import Ended
 from sandfleet.fleet.executor.graph_thread import GraphThread
-from sandfleet.fleet.executor.lease import Lease
+from sandfleet.fleet.executor.held_runs import STUCK_AFTER_S, HeldRuns
 from sandfleet.fleet.executor.permit_keeper import PermitKeeper
 from sandfleet.fleet.executor.registration import heartbeat, register_graphs, sign_off
 from sandfleet.fleet.executor.session import Session
 from sandfleet.fleet.graphs.loading import Graph
-from sandfleet.shared.cancel_keys import read_cancels
 from sandfleet.shared.ids import Fence
 from sandfleet.shared.permits import Permits
-from sandfleet.shared.rings import wait_for_ring
+from sandfleet.shared.rings import ring, wait_for_ring
 from sandfleet.shared.settings import Settings
-from sandfleet.shared.store.cancellation import TEMPORARY_KEEP_S
-from sandfleet.shared.store.claims import ClaimedRun, advance_clock, cancels, claim, hand_over, renew
-from sandfleet.shared.store.ready import ready_by_pool
+from sandfleet.shared.store.claims import advance_clock, claim
 from sandfleet.shared.store.sweep import sweep
 from sandfleet.shared.waker import Waker
 
@@ -34,24 +32,14 @@ _STARVATION_GUARD = 8
 """Every eighth claim takes the class that has waited longest, so that interactive runs never starve batch runs."""
 
 _RING_BLOCK_S = 5
+_REDIS_LIMIT_S = 5.0
 _CANCELS_EVERY_S = 1.0
 _HEARTBEAT_EVERY_S = 3.0
-_STUCK_AFTER_S = 2.0
-"""How long a graph may ignore its cancellation before the control loop ends the run without it."""
-
+_LOOK_EVERY_S = 0.25
 _PAUSE_AFTER_ERROR_S = 0.5
-_TIMEOUT_ERROR = '{"error": "RunTimeout", "message": "The run exceeded its time limit while its graph blocked the event loop."}'
-
-
-class _Held:
-    """A run that this executor holds a lease on."""
-
-    def __init__(self, run: ClaimedRun, lease: Lease) -> None:
-        self.run = run
-        self.lease = lease
-        self.stop: Stop | None = None
-        self.stop_sent = 0.0
-        self.started = time.monotonic()
+_START_PATIENCE_S = 60.0
+_GIVE_UP_S = 5.0
+"""How long a draining executor waits for a server that does not answer, at each step of its end."""
 
 
 class Executor:
@@ -61,49 +49,92 @@ class Executor:
         self._settings = settings
         self._graphs = graphs
         self._id = f"{settings.pool}-{uuid4().hex[:12]}"
-        self._runs: dict[Fence, _Held] = {}
         self._claim_now = asyncio.Event()
         self._claims = 0
+        self._claiming: asyncio.Task[bool] | None = None
         self._draining = asyncio.Event()
-        self._idle = asyncio.Event()
+        self._hurry = asyncio.Event()
         self._slot_free = asyncio.Event()
+        self._graphs_run = asyncio.Event()  # cleared while a graph holds the graphs' loop
+        self._graphs_run.set()
         self._loop = asyncio.get_running_loop()
-        self._redis = Redis.from_url(settings.redis_url)
-        self._ring_redis = Redis.from_url(settings.redis_url, socket_timeout=_RING_BLOCK_S + 5)
+        self._redis = Redis.from_url(settings.redis_url, socket_timeout=_REDIS_LIMIT_S)
+        self._ring_redis = Redis.from_url(settings.redis_url, socket_timeout=_RING_BLOCK_S + _REDIS_LIMIT_S)
         self._permits = Permits(settings)
         self._waker = Waker(self._redis, self._permits)
+        self._claimer = Session(settings.database_url, "sandfleet-claims", settings.lease_s)
+        self._chores = Session(settings.database_url, "sandfleet-sweep", 30.0)
+        self._thread = GraphThread(settings, graphs, self._on_ended)
+        self._held = HeldRuns(settings, self._thread, self._redis, self._waker, self._on_free)
         self._keeper = PermitKeeper(
             self._permits,
             settings.pool,
             slots=settings.slots,
             long_poll_s=settings.long_poll_s,
             visibility_s=settings.visibility_timeout_s,
-            busy=lambda: len(self._runs),
+            busy=self._held.__len__,
+            ready=self._responsive,
             on_poll=self._claim_now.set,
         )
-        self._leases = Session(settings.database_url, "sandfleet-leases")
-        self._chores = Session(settings.database_url, "sandfleet-sweep")
-        self._thread = GraphThread(settings, graphs, self._on_ended)
         self._background: set[asyncio.Task[None]] = set()
 
     def drain(self) -> None:
-        """Stop claiming, let runs finish within the grace period, hand the rest over. Called by the signal handler."""
+        """Stop claiming, let runs finish within the grace period, hand the rest over. Called by the signal handler; a
+        second call ends the grace period."""
+        if self._draining.is_set():
+            self._hurry.set()
         self._draining.set()
 
     async def run(self) -> None:
-        """Serve until drained. Returns when every run has ended here or was handed over."""
-        async with self._chores.connection() as connection:
-            await register_graphs(connection, self._settings.pool, self._graphs)
-        await asyncio.to_thread(self._thread.start)
+        """Serve until drained. Returns when every run has ended here or was handed over.
+
+        Raises what starting raised; an executor that is drained while it starts just ends.
+        """
+        if await self._register():
+            await asyncio.to_thread(self._thread.start)
+            await self._serve()
+        await self._close()
+
+    async def _register(self) -> bool:
+        """Tell the API what is served here, as soon as PostgreSQL answers. False if drained before."""
+        registering = asyncio.create_task(self._register_graphs())
+        draining = asyncio.create_task(self._draining.wait())
+        try:
+            await asyncio.wait([registering, draining], return_when=asyncio.FIRST_COMPLETED)
+            if registering.done():
+                registering.result()
+            return not self._draining.is_set()
+        finally:
+            registering.cancel()
+            draining.cancel()
+            await asyncio.gather(registering, draining, return_exceptions=True)
+
+    async def _register_graphs(self) -> None:
+        give_up_at = time.monotonic() + _START_PATIENCE_S
+        while True:
+            try:
+                async with self._chores.connection() as connection:
+                    await register_graphs(connection, self._settings.pool, self._graphs)
+                return
+            except (psycopg.OperationalError, OSError, TimeoutError) as error:
+                if time.monotonic() > give_up_at:
+                    raise
+                _log.warning("PostgreSQL does not answer yet: %s", type(error).__name__)
+                await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
+
+    async def _serve(self) -> None:
+        settings = self._settings
         claiming: list[Callable[[], Awaitable[None]]] = [self._claim_forever, self._listen_for_rings]
         duties: list[Callable[[], Awaitable[None]]] = [
-            self._every(self._settings.renew_every_s, self._renew),
-            self._every(self._settings.cancel_poll_ms / 1000, self._poll_cancel_keys),
-            self._every(_CANCELS_EVERY_S, self._poll_cancels),
-            self._every(self._settings.sweep_every_s, self._sweep),
+            self._held.renew_forever,
+            self._every(settings.cancel_poll_ms / 1000, self._held.poll_cancel_keys),
+            self._every(settings.cancel_poll_ms / 1000, self._held.tend_stuck),
+            self._every(_CANCELS_EVERY_S, self._held.poll_cancels),
+            self._every(_LOOK_EVERY_S, self._look_at_the_graphs),
+            self._every(settings.sweep_every_s, self._sweep),
             self._every(_HEARTBEAT_EVERY_S, self._heartbeat),
         ]
-        if self._permits.has_queue(self._settings.pool):
+        if self._permits.has_queue(settings.pool):
             claiming.append(self._keeper.receive)
             duties.append(self._keeper.extend)
         self._claim_now.set()
@@ -111,18 +142,23 @@ class Executor:
             async with _running(claiming):
                 await self._draining.wait()
             await self._drain()
-        await self._close()
 
     # --- claiming ----------------------------------------------------------------------------------------------
 
     async def _claim_forever(self) -> None:
         while True:
             await self._claim_now.wait()
+            if not self._graphs_run.is_set():
+                await self._keeper.give_back()
+                await self._responsive()
             self._claim_now.clear()
             try:
-                while (free := self._settings.slots - len(self._runs)) > 0 and await self._claim(free):
-                    pass
-            except psycopg.Error as error:
+                while (free := self._settings.slots - len(self._held)) > 0:
+                    # Not cancelled by a drain: runs whose claim is committed must not be forgotten.
+                    self._claiming = asyncio.create_task(self._claim(free))
+                    if not await asyncio.shield(self._claiming):
+                        break
+            except (psycopg.Error, OSError, TimeoutError) as error:
                 _log.warning("claiming failed: %s", type(error).__name__)
                 await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
                 self._claim_now.set()
@@ -134,100 +170,48 @@ class Executor:
         self._claims += 1
         longest = self._claims % _STARVATION_GUARD == 0
         sent = time.monotonic()
-        async with self._leases.connection() as connection:
+        async with self._claimer.connection() as connection:
             claimed = await claim(
                 connection, settings.pool, self._id, settings.lease_s, free, longest_waiting=longest
             )
-        for run in claimed:
-            held = _Held(run, Lease(sent + settings.lease_s))
-            self._runs[run.fence] = held
-            self._idle.clear()
-            self._thread.run(run, held.lease)
-        if claimed:
-            async with self._leases.connection() as connection:
+            for run in claimed:
+                self._held.add(run, sent + settings.lease_s)
+            if claimed:
                 await advance_clock(connection, settings.pool, claimed)
         return len(claimed) == (1 if longest else free)
 
     async def _listen_for_rings(self) -> None:
         """Block on the pool's ring while a slot is free."""
+        pool = self._settings.pool
         while True:
-            while len(self._runs) >= self._settings.slots:
+            while len(self._held) >= self._settings.slots:
                 self._slot_free.clear()
                 await self._slot_free.wait()
+            await self._responsive()
             try:
-                if await wait_for_ring(self._ring_redis, self._settings.pool, _RING_BLOCK_S):
+                if await wait_for_ring(self._ring_redis, pool, _RING_BLOCK_S):
+                    if not self._graphs_run.is_set():
+                        await ring(self._redis, {pool: 1})  # for somebody who can take the run
                     self._claim_now.set()
             except Exception as error:
                 _log.warning("listening for rings failed: %s", type(error).__name__)
                 await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
 
+    async def _responsive(self) -> None:
+        """Return when no graph holds the graphs' loop: what is claimed before that would only wait."""
+        await self._graphs_run.wait()
+
     def _settle_permits(self) -> None:
         self._spawn(self._keeper.settle())
 
-    # --- leases and cancels ------------------------------------------------------------------------------------
-
-    async def _renew(self) -> None:
-        fences = list(self._runs)
-        if not fences:
-            return
-        sent = time.monotonic()
-        async with self._leases.connection() as connection:
-            renewal = await renew(connection, fences, self._settings.lease_s)
-        for fence in fences:
-            held = self._runs.get(fence)
-            if held is None:
-                continue
-            if fence in renewal.held:
-                held.lease.deadline = sent + self._settings.lease_s
-                if action := renewal.held[fence]:
-                    self._stop(held, Stop(action))
-            else:
-                held.lease.superseded = True
-                self._stop(held, Stop.SUPERSEDED)
-
-    async def _poll_cancel_keys(self) -> None:
-        if self._runs:
-            for fence, action in (await read_cancels(self._redis, list(self._runs))).items():
-                if held := self._runs.get(fence):
-                    self._stop(held, Stop(action))
-        await self._end_stuck()
-
-    async def _poll_cancels(self) -> None:
-        if self._runs:
-            async with self._leases.connection() as connection:
-                found = await cancels(connection, list(self._runs))
-            for fence, action in found.items():
-                if held := self._runs.get(fence):
-                    self._stop(held, Stop(action))
-
-    def _stop(self, held: _Held, reason: Stop) -> None:
-        if held.stop is None or (reason is Stop.SUPERSEDED and held.stop is not Stop.SUPERSEDED):
-            held.stop = reason
-            held.stop_sent = time.monotonic()
-            self._thread.stop(held.run.fence, reason)
-
-    async def _end_stuck(self) -> None:
-        """End runs whose graph does not come back after a cancel or its timeout. The stuck coroutine is fenced from
-        here on and keeps its slot until it ends."""
-        now = time.monotonic()
-        for held in list(self._runs.values()):
-            cancelled = held.stop in (Stop.INTERRUPT, Stop.ROLLBACK) and now > held.stop_sent + _STUCK_AFTER_S
-            overdue = now > held.started + held.run.remaining_s + _STUCK_AFTER_S
-            if held.lease.superseded or not (cancelled or overdue):
-                continue
-            held.lease.superseded = True
-            status, error = ("interrupted", None) if cancelled else ("timeout", _TIMEOUT_ERROR)
-            key = held.run.fence.key
-            async with self._chores.connection() as connection:
-                cursor = await connection.execute(
-                    "select ready_pool, ready_count from end_run(%s, %s, %s, %s, %s::json, %s)",
-                    (*key, status, error, TEMPORARY_KEEP_S),
-                )
-                self._waker.wake_all(ready_by_pool(await cursor.fetchall()))
-                if held.stop is Stop.ROLLBACK:
-                    await connection.execute("select erase_run(%s, %s, %s)", key)
-
     # --- chores ------------------------------------------------------------------------------------------------
+
+    async def _look_at_the_graphs(self) -> None:
+        self._thread.watch.look()
+        if self._thread.watch.stalled():
+            self._graphs_run.clear()
+        else:
+            self._graphs_run.set()
 
     async def _sweep(self) -> None:
         settings = self._settings
@@ -238,18 +222,30 @@ class Executor:
         self._waker.wake_all(ready)
 
     async def _heartbeat(self) -> None:
+        settings, lag_ms = self._settings, self._thread.watch.take_worst_ms()
         async with self._chores.connection() as connection:
-            await heartbeat(connection, self._id, self._settings.pool, self._settings.slots, len(self._runs))
+            await heartbeat(
+                connection,
+                self._id,
+                settings.pool,
+                slots=settings.slots,
+                busy=len(self._held),
+                loop_lag_ms=lag_ms,
+            )
 
     def _every(self, pause_s: float, work: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
         """A loop that does ``work`` now and after every pause; what fails is tried again at the next."""
 
         async def loop() -> None:
+            failures = 0
             while True:
                 try:
                     await work()
+                    failures = 0
                 except Exception as error:
-                    _log.warning("%s failed: %s", work.__name__, type(error).__name__)
+                    failures += 1
+                    if failures & (failures - 1) == 0:  # not a line for each while a server is away
+                        _log.warning("%s failed (%d): %s", work.__name__, failures, type(error).__name__)
                 await asyncio.sleep(pause_s)
 
         return loop
@@ -258,58 +254,61 @@ class Executor:
 
     def _on_ended(self, fence: Fence, ended: Ended) -> None:
         """Called on the graphs' thread."""
-        self._loop.call_soon_threadsafe(self._ended, fence, ended)
+        self._loop.call_soon_threadsafe(self._held.ended, fence, ended)
 
-    def _ended(self, fence: Fence, ended: Ended) -> None:
-        if ended.hand_over:
-            self._spawn(self._hand_over([fence]))
-        self._waker.wake_all(ended.ready)
-        self._runs.pop(fence, None)
+    def _on_free(self) -> None:
         self._slot_free.set()
-        if not self._runs:
-            self._idle.set()
         if not self._draining.is_set():
             self._claim_now.set()
         self._settle_permits()
 
-    async def _hand_over(self, fences: list[Fence]) -> None:
-        async with self._chores.connection() as connection:
-            given = await hand_over(connection, fences)
-        self._waker.wake(self._settings.pool, len(given))
-
     async def _drain(self) -> None:
-        if self._runs:
-            self._idle.clear()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), self._settings.drain_grace_s)
-        for held in list(self._runs.values()):
-            self._stop(held, Stop.HAND_OVER)
-        if self._runs:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), _STUCK_AFTER_S)
-        if self._runs:  # graphs that hold their loop: given back from here
-            await self._hand_over(list(self._runs))
-        while self._background:
-            await asyncio.wait(self._background)
-        self._runs.clear()
-        await self._keeper.settle()
+        """After the claiming loops have been ended."""
+        if self._claiming is not None:
+            await asyncio.wait([self._claiming])
+        self._waker.wake(self._settings.pool)  # for a ring or permit that was taken, and not acted upon
+        ended = asyncio.create_task(self._held.wait_until_ended(self._settings.drain_grace_s))
+        hurry = asyncio.create_task(self._hurry.wait())
+        await asyncio.wait([ended, hurry], return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        hurry.cancel()
+        await self._held.hand_over_all(_GIVE_UP_S)
 
     async def _close(self) -> None:
-        await self._waker.flush()
+        """Each step for a while only: a server that does not answer keeps no executor from ending."""
+        await _in_time(self._waker.flush())
+        await _in_time(self._keeper.release())
+        await _in_time(self._sign_off())
+        if not await asyncio.to_thread(self._thread.close, STUCK_AFTER_S):
+            _log.warning("a graph still holds its thread; leaving without it")
+        await traces.flush(STUCK_AFTER_S)
+        for task in self._background:
+            task.cancel()
+        for close in (
+            self._permits.aclose,
+            self._claimer.close,
+            self._held.close,
+            self._chores.close,
+            self._redis.aclose,
+            self._ring_redis.aclose,
+        ):
+            await _in_time(close())
+
+    async def _sign_off(self) -> None:
         async with self._chores.connection() as connection:
             await sign_off(connection, self._id)
-        if not await asyncio.to_thread(self._thread.close, _STUCK_AFTER_S):
-            _log.warning("a graph still holds its thread; leaving without it")
-        await self._permits.aclose()
-        await self._leases.close()
-        await self._chores.close()
-        await self._redis.aclose()
-        await self._ring_redis.aclose()
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+async def _in_time(step: Awaitable[object]) -> None:
+    try:
+        await asyncio.wait_for(step, _GIVE_UP_S)
+    except Exception as error:
+        _log.warning("not closed cleanly: %s", type(error).__name__)
 
 
 @asynccontextmanager

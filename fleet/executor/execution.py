@@ -37,6 +37,7 @@ from sandfleet.fleet.sandbox.client import SandboxClient
 from sandfleet.fleet.sandbox.run_sandbox import RunSandbox, current_sandbox
 from sandfleet.shared.db.pool import Pool
 from sandfleet.shared.errors import SandfleetError, Superseded
+from sandfleet.shared.fault_points import reach
 from sandfleet.shared.json_text import to_json
 from sandfleet.shared.sandbox_token import sign
 from sandfleet.shared.settings import Settings
@@ -91,7 +92,7 @@ class Execution:
         self._services = services
         self._stop: Stop | None = None
         self._task: asyncio.Task[Any] | None = None
-        self._base = time.monotonic()  # the moment that run.claimed_at names on the database's clock
+        self._base = lease.claimed  # the moment that run.claimed_at names on the database's clock
         self._prepared: float | None = None
         self._watch = CallWatch(lease)
         self._requested: list[str] = run.kwargs.get("stream_mode") or ["values"]
@@ -128,14 +129,17 @@ class Execution:
         current_ledger.set(self._ledger)
         timer = asyncio.get_running_loop().call_later(max(run.remaining_s, 0), self.stop, Stop.TIMEOUT)
         try:
-            if run.cancel_action:
+            if self._stop is None and run.cancel_action:
                 self._stop = Stop(run.cancel_action)
-            elif run.remaining_s <= 0:
+            elif self._stop is None and run.remaining_s <= 0:
                 self._stop = Stop.TIMEOUT
             ending = await self._ending(stream) if self._stop is None else self._broken_off()
             if ending is None:
+                if self._stop is Stop.HAND_OVER:
+                    await _undisturbed(self._settle(stream))
                 return Ended({}, hand_over=self._stop is Stop.HAND_OVER)
             ready = await _undisturbed(self._finish(stream, ending))
+            self._task = None  # there is nothing left to break off
             if ready is None:
                 return Ended({})
             await sandbox.close()
@@ -320,17 +324,14 @@ class Execution:
 
     async def _finish(self, stream: RunStream, ending: Ending) -> ReadyRuns | None:
         """The terminal transaction, tried until PostgreSQL answers. None: another attempt, or the run's end, came first."""
-        await stream.drain()
-        if (
-            self._snapshot is not None
-        ):  # past the end its fence holds no longer, and the last state would be lost
-            await asyncio.wait([self._snapshot])
+        await self._settle(stream)
         names = [("error", ending.error)] if ending.error is not None else []
         names.append(("end", "null"))
         first = stream.reserve(len(names))
         events = [(first + i, name, data) for i, (name, data) in enumerate(names)]
         ending = replace(ending, events=to_json(events).decode())
         while True:
+            reach("before_finish")
             try:
                 async with self._services.pool.connection() as connection:
                     mine, ready = await finish(connection, self.run.fence, ending)
@@ -344,8 +345,16 @@ class Execution:
         stream.append_committed([(seq, name, data.encode()) for seq, name, data in events])
         return ready
 
-    def _sandbox_token(self) -> str:
-        """A token that holds no longer than the lease, on the database's clock."""
+    async def _settle(self, stream: RunStream) -> None:
+        """Wait for what was written in passing. Once the run is given away its fence holds no longer, and the last events
+        and the last state would be lost."""
+        await stream.drain()
+        if self._snapshot is not None:
+            await asyncio.wait([self._snapshot])
+
+    async def _sandbox_token(self) -> str:
+        """A token that holds no longer than the lease, on the database's clock; waits while the lease is in doubt."""
+        await self.lease.certain()
         expires_at = self.run.claimed_at.timestamp() + (self.lease.deadline - self._base)
         return sign(self._services.settings.host_secret, self.run.fence, expires_at)
 

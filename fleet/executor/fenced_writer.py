@@ -46,6 +46,7 @@ _log = logging.getLogger(__name__)
 _BACKOFF_S = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
 # SQLSTATE classes after which the same rows may succeed: connection, deadlock, resources, object state, operator, system.
 _TRANSIENT_CLASSES = ("08", "40", "53", "55", "57", "58")
+_LOCKED = "55P03"
 _READ_ONLY = "25006"  # a failover: the server that we are connected to has become a standby
 
 
@@ -216,7 +217,9 @@ class FencedWriter:
         # Every lookup here is by key. A plan that was made while the tables were small must not scan them later.
         await connection.execute(
             "select set_config('enable_seqscan', 'off', false), set_config('enable_bitmapscan', 'off', false),"
-            " set_config('plan_cache_mode', 'force_generic_plan', false)"
+            " set_config('plan_cache_mode', 'force_generic_plan', false),"
+            # Behind a held row a flush gives its other rows' locks back now and then, so that leases are renewed.
+            " set_config('lock_timeout', '1s', false)"
         )
         return connection
 
@@ -244,8 +247,9 @@ class FencedWriter:
 
 
 def _is_conflict(error: Exception) -> bool:
-    """A deadlock or serialization failure: the connection is as good as before."""
-    return isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith("40")
+    """A deadlock, a serialization failure or a held lock: the connection is as good as before."""
+    state = (error.sqlstate or "") if isinstance(error, psycopg.Error) else ""
+    return state.startswith("40") or state == _LOCKED
 
 
 def _size(row: Row) -> int:

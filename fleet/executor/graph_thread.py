@@ -17,6 +17,7 @@ from sandfleet.fleet.executor.execution import Ended, Execution, Services, Stop
 from sandfleet.fleet.executor.fenced_writer import FencedWriter
 from sandfleet.fleet.executor.lease import Lease
 from sandfleet.fleet.executor.ledger_links import LedgerLinks
+from sandfleet.fleet.executor.loop_watch import LoopWatch
 from sandfleet.fleet.executor.publisher import Publisher
 from sandfleet.fleet.graphs.loading import Graph
 from sandfleet.fleet.sandbox.client import SandboxClient
@@ -39,6 +40,8 @@ class GraphThread:
         self._on_ended = on_ended
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="graphs", daemon=True)
+        self.watch = LoopWatch(self._loop, self._thread)
+        """How late the graphs' loop is; for the control loop."""
         self._stopping = False
         self._executions: dict[Fence, Execution] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -59,12 +62,22 @@ class GraphThread:
         """Break a run off; nothing happens when it has ended already."""
         self._loop.call_soon_threadsafe(self._break_off, fence, reason)
 
+    def works_on(self, fence: Fence) -> bool:
+        """Whether an attempt's coroutine has been begun and not ended."""
+        return fence in self._executions
+
     def close(self, timeout_s: float) -> bool:
-        """Close what was opened and end the thread; false when a graph still blocks it after ``timeout_s``."""
+        """Close what was opened and end the thread; false when a graph blocks it for more than ``timeout_s``, or does not
+        end within that time."""
         self._stopping = True
+        if self._thread.ident is None:
+            self._loop.close()
+            return True
+        closing = self._call(self._close(timeout_s / 2))
         try:
-            self._call(self._close()).result(timeout_s)
+            closing.result(timeout_s)
         except TimeoutError:
+            closing.cancel()
             return False
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout_s)
@@ -100,9 +113,9 @@ class GraphThread:
             LedgerLinks(settings.database_url, writer, pool),
         )
 
-    async def _close(self) -> None:
+    async def _close(self, patience_s: float) -> None:
         if self._tasks:
-            await asyncio.wait(self._tasks)
+            await asyncio.wait(self._tasks, timeout=patience_s)
         await self._services.ledger_links.aclose()
         await self._services.publisher.aclose()
         await self._services.writer.stop()
@@ -110,6 +123,10 @@ class GraphThread:
         await self._services.pool.close()
 
     def _begin(self, claimed: ClaimedRun, lease: Lease) -> None:
+        if lease.superseded:  # given back while a graph held the loop
+            self._on_ended(claimed.fence, Ended({}))
+            return
+        lease.begun = True
         execution = Execution(claimed, lease, self._services)
         self._executions[claimed.fence] = execution
         task = self._loop.create_task(self._execute(execution))

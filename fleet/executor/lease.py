@@ -13,9 +13,14 @@ class Lease:
     attributes are enough between the two threads: each is written by one of them in a single step.
     """
 
-    def __init__(self, deadline: float) -> None:
+    def __init__(self, deadline: float, claimed: float | None = None) -> None:
+        """Both on the monotonic clock. ``claimed`` is when the claim's answer came (now if not given): the moment that
+        stands for the run's ``claimed_at`` of the database's clock, and never earlier than that was."""
+        self.claimed = time.monotonic() if claimed is None else claimed
         self.deadline = deadline
         self.superseded = False
+        self.begun = False
+        """The graphs' thread has taken the run up."""
 
     def in_doubt(self) -> bool:
         """Past its deadline: another executor may hold the run, so no new model, tool or sandbox call may start."""

@@ -6,7 +6,7 @@ A permit does not belong to one run: as many are held as runs are executed here.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from sandfleet.shared.permits import Permits
@@ -35,14 +35,18 @@ class PermitKeeper:
         long_poll_s: int,
         visibility_s: int,
         busy: Callable[[], int],
+        ready: Callable[[], Awaitable[None]],
         on_poll: Callable[[], None],
     ) -> None:
+        """``busy`` says how many runs are executed here, ``ready`` returns when more may be taken, and ``on_poll`` is
+        called after each poll."""
         self._permits = permits
         self._pool = pool
         self._slots = slots
         self._long_poll_s = long_poll_s
         self._visibility_s = visibility_s
         self._busy = busy
+        self._ready = ready
         self._on_poll = on_poll
         self._held: list[_Held] = []
         self._room = asyncio.Event()
@@ -56,6 +60,7 @@ class PermitKeeper:
                 self._room.clear()
                 await self._room.wait()
                 continue
+            await self._ready()
             try:
                 handles = await self._permits.receive(
                     self._pool, wanted, self._long_poll_s, self._visibility_s
@@ -94,3 +99,20 @@ class PermitKeeper:
             await self._permits.delete(self._pool, [p.handle for p in gone])
         except Exception as error:  # they come back and are found to be surplus
             _log.warning("deleting permits failed: %s", type(error).__name__)
+
+    async def give_back(self) -> None:
+        """Let others have the permits that no running run stands for, at once."""
+        surplus = len(self._held) - self._busy()
+        if surplus <= 0:
+            return
+        gone, self._held = self._held[:surplus], self._held[surplus:]
+        try:
+            await self._permits.extend(self._pool, [p.handle for p in gone], 0)
+        except Exception as error:  # they come back when their visibility timeout is over
+            _log.warning("giving permits back failed: %s", type(error).__name__)
+
+    async def release(self) -> None:
+        """Delete all permits: no run is executed here any more, and those that were handed over have fresh ones."""
+        gone, self._held = self._held, []
+        if gone:
+            await self._permits.delete(self._pool, [p.handle for p in gone])

@@ -32,12 +32,15 @@ async def register_graphs(connection: Connection, pool: str, graphs: dict[str, G
             )
 
 
-async def heartbeat(connection: Connection, executor_id: str, pool: str, slots: int, busy: int) -> None:
-    """Say that this executor is alive and how full it is, on the database's clock."""
+async def heartbeat(
+    connection: Connection, executor_id: str, pool: str, *, slots: int, busy: int, loop_lag_ms: int
+) -> None:
+    """Say that this executor is alive, how full it is and how late its graphs' loop was, on the database's clock."""
     await connection.execute(
-        """insert into executors (executor_id, pool, slots, busy) values (%s, %s, %s, %s)
-           on conflict (executor_id) do update set busy = excluded.busy, heartbeat_at = clock_timestamp()""",
-        (executor_id, pool, slots, busy),
+        """insert into executors (executor_id, pool, slots, busy, loop_lag_ms) values (%s, %s, %s, %s, %s)
+           on conflict (executor_id) do update set busy = excluded.busy, loop_lag_ms = excluded.loop_lag_ms,
+             heartbeat_at = clock_timestamp()""",
+        (executor_id, pool, slots, busy, loop_lag_ms),
     )
 
 

@@ -1,6 +1,7 @@
 """What can go wrong with a sandbox, on both sides of the host's API. Every message is fit for a model to read."""
 
 from sandfleet.shared.errors import SandboxError, SandfleetError, Superseded
+from sandfleet.shared.sandbox_token import SandboxTokenExpired
 
 
 class SandboxLost(SandboxError):
@@ -59,7 +60,16 @@ class StaleAttempt(Superseded):
 
 
 _KINDS: dict[str, type[SandfleetError]] = {
-    kind.code: kind for kind in (HostUnavailable, NoRoom, NoSandbox, SandboxBusy, SandboxLost, StaleAttempt)
+    kind.code: kind
+    for kind in (
+        HostUnavailable,
+        NoRoom,
+        NoSandbox,
+        SandboxBusy,
+        SandboxLost,
+        SandboxTokenExpired,
+        StaleAttempt,
+    )
 }
 
 

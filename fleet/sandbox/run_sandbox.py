@@ -16,6 +16,7 @@ from sandfleet.fleet.sandbox.files import SandboxFiles
 from sandfleet.fleet.sandbox.processes import SandboxProcesses
 from sandfleet.shared.errors import SandfleetError
 from sandfleet.shared.ids import Fence
+from sandfleet.shared.sandbox_token import SandboxTokenExpired
 
 _HOST_PATIENCE_S = 5.0  # a host that restarts or is full for a moment costs a pause, not a failed tool call
 _HOST_PAUSE_S = 0.25
@@ -53,8 +54,9 @@ class RunSandbox:
     the run. After a loss one call fails with SandboxLost; the next starts an empty sandbox.
     """
 
-    def __init__(self, fence: Fence, sign_token: Callable[[], str], client: SandboxClient) -> None:
-        """``sign_token`` gives a token for ``fence`` that is valid now; what it raises ends the call."""
+    def __init__(self, fence: Fence, sign_token: Callable[[], Awaitable[str]], client: SandboxClient) -> None:
+        """``sign_token`` gives a token for ``fence`` that is valid now, and waits until it can; what it raises ends the
+        call."""
         self.fence = fence
         self._sign_token = sign_token
         self._client = client
@@ -153,14 +155,14 @@ class RunSandbox:
         if self._used:
             self._acquired = self._used = False
             with suppress(SandfleetError, TimeoutError, OSError):
-                await self._client.remove(self._sign_token())
+                await self._client.remove(await self._sign_token())
 
     async def _use(self, call: Callable[[str], Awaitable[T]]) -> T:
         try:
             async with self._lock:
                 if not self._acquired:
                     await self._acquire()
-            return await call(self._sign_token())
+            return await self._signed(call)
         except NoSandbox as error:
             self._acquired = False
             raise SandboxLost(
@@ -173,12 +175,20 @@ class RunSandbox:
         except TimeoutError as error:
             raise HostUnavailable("The sandbox host did not answer in time.") from error
 
+    async def _signed(self, call: Callable[[str], Awaitable[T]]) -> T:
+        try:
+            return await call(await self._sign_token())
+        except (
+            SandboxTokenExpired
+        ):  # on its way to the host, which has done nothing: the next one is of a renewed lease
+            return await call(await self._sign_token())
+
     async def _acquire(self) -> None:
         patient_until = time.monotonic() + _HOST_PATIENCE_S
         while True:
             self._used = True  # also when the answer is lost
             try:
-                acquired = await self._client.acquire(self._sign_token())
+                acquired = await self._signed(self._client.acquire)
             except HostUnavailable:
                 if time.monotonic() > patient_until:
                     raise

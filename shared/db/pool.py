@@ -13,6 +13,9 @@ from sandfleet.shared.db.vanished import KEEPALIVES, answered_within
 
 Pool = AsyncConnectionPool[AsyncConnection[TupleRow]]
 
+_IDLE_TRANSACTION_MS = 5_000
+"""A process that freezes within a transaction holds its locks no longer than this: less than a lease."""
+
 _CHECK_LIMIT_S = 2.0
 _RECONNECT_FOR_S = 1.0
 
@@ -44,8 +47,9 @@ def open_pool(
     Connections are checked when they are handed out, because a Lambda is frozen between requests and a server may have
     been restarted. Those that passed a check within ``check_after_s`` are not checked again, which saves a round trip
     per use; after a restart of the server each of them may fail once. ``prepare=False`` is for RDS Proxy, which pins a
-    session that prepares statements. With ``limit_s`` a block that holds a connection for longer loses it, and fails
-    with OperationalError; without, it waits for a server that hangs, until that answers or its machine has vanished.
+    session that prepares statements or has options of its own. With ``limit_s`` a block that holds a connection for
+    longer loses it, and fails with OperationalError; without, it waits for a server that hangs, until that answers or its
+    machine has vanished.
     """
     kind = Pool if limit_s is None else _ImpatientPool
     pool = kind(
@@ -62,6 +66,11 @@ def open_pool(
         reconnect_timeout=_RECONNECT_FOR_S,
         reconnect_failed=_grow_again,
         kwargs={
+            **(
+                {"options": f"-c idle_in_transaction_session_timeout={_IDLE_TRANSACTION_MS}"}
+                if prepare
+                else {}
+            ),
             "autocommit": True,
             "prepare_threshold": 2 if prepare else None,
             "connect_timeout": 5,

@@ -81,36 +81,53 @@ async def advance_clock(connection: Connection, pool: str, claimed: Iterable[Cla
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """What a renewal found: the fences that still hold, each with a requested cancel action or None."""
+    """What a renewal found. A fence in neither was superseded, or its run has ended."""
 
     held: dict[Fence, str | None]
+    """The leases that were extended, each with a requested cancel action or None."""
+    locked: set[Fence]
+    """Still ours, but somebody holds the row: not extended now."""
+
+
+_MATCHING = """
+  join unnest(%s::text[], %s::text[], %s::uuid[], %s::int[]) f (tenant, user_id, run_id, attempt)
+    on r.tenant = f.tenant and r.user_id = f.user_id and r.run_id = f.run_id and r.attempt = f.attempt"""
 
 
 async def renew(connection: Connection, fences: Sequence[Fence], lease_s: float) -> Renewal:
-    """Extend the leases of all runs at hand by one statement; what is not in the answer was superseded."""
+    """Extend the leases of all runs at hand by one statement, which waits for nobody's lock: one run's row that is held
+    for long must not cost the others their leases."""
     cursor = await connection.execute(
-        """
+        f"""
         with held as materialized (
-          select r.tenant, r.user_id, r.run_id from runs r
-          join unnest(%s::text[], %s::text[], %s::uuid[], %s::int[]) f (tenant, user_id, run_id, attempt)
-            on r.tenant = f.tenant and r.user_id = f.user_id and r.run_id = f.run_id and r.attempt = f.attempt
-          where r.status = 'running' order by r.tenant, r.user_id, r.run_id for update of r)
+          select r.tenant, r.user_id, r.run_id from runs r {_MATCHING}
+          where r.status = 'running' order by r.tenant, r.user_id, r.run_id for update of r skip locked)
         update runs r set lease_expires_at = clock_timestamp() + make_interval(secs => %s)
         from held h where r.tenant = h.tenant and r.user_id = h.user_id and r.run_id = h.run_id
         returning r.tenant, r.user_id, r.run_id, r.attempt, r.cancel_action
         """,
         (*_columns(fences), lease_s),
     )
-    return Renewal({Fence(RunKey(*row[:3]), row[3]): row[4] for row in await cursor.fetchall()})
+    held = {Fence(RunKey(*row[:3]), row[3]): row[4] for row in await cursor.fetchall()}
+    return Renewal(held, await _still_running(connection, [fence for fence in fences if fence not in held]))
+
+
+async def _still_running(connection: Connection, fences: Sequence[Fence]) -> set[Fence]:
+    """Which of these attempts hold their runs, as far as is committed."""
+    if not fences:
+        return set()
+    cursor = await connection.execute(
+        f"select r.tenant, r.user_id, r.run_id, r.attempt from runs r {_MATCHING} where r.status = 'running'",
+        _columns(fences),
+    )
+    return {Fence(RunKey(*row[:3]), row[3]) for row in await cursor.fetchall()}
 
 
 async def cancels(connection: Connection, fences: Sequence[Fence]) -> dict[Fence, str]:
     """Which of these runs were asked to end, and how."""
     cursor = await connection.execute(
-        """
-        select r.tenant, r.user_id, r.run_id, r.attempt, r.cancel_action from runs r
-        join unnest(%s::text[], %s::text[], %s::uuid[], %s::int[]) f (tenant, user_id, run_id, attempt)
-          on r.tenant = f.tenant and r.user_id = f.user_id and r.run_id = f.run_id and r.attempt = f.attempt
+        f"""
+        select r.tenant, r.user_id, r.run_id, r.attempt, r.cancel_action from runs r {_MATCHING}
         where r.cancel_action is not null
         """,
         _columns(fences),
@@ -176,23 +193,47 @@ async def finish(connection: Connection, fence: Fence, ending: Ending) -> tuple[
     return rows[0][0] != "superseded", ready_by_pool((row[1], row[2]) for row in rows)
 
 
-async def hand_over(connection: Connection, fences: Sequence[Fence]) -> list[Fence]:
-    """Give runs back as ready, at their newest checkpoint. Returns those that were still ours."""
+async def end_attempt(
+    connection: Connection, fence: Fence, status: str, error: str | None, *, rollback: bool = False
+) -> tuple[bool, ReadyRuns]:
+    """End a run whose graph does not, by the next attempt, if this attempt still holds it. ``error`` is JSON text, None
+    for a cancelled run; ``rollback`` erases the run in the same transaction. Returns whether it ended by this call."""
+    # Erased later, the thread's next run would start from what must vanish.
+    async with connection.transaction():
+        cursor = await connection.execute(
+            "select outcome, ready_pool, ready_count from end_run(%s, %s, %s, %s, %s::json, %s, %s)",
+            (*fence.key, status, error, TEMPORARY_KEEP_S, fence.attempt),
+        )
+        rows = await cursor.fetchall()
+        ended = rows[0][0] == "done"
+        if ended and rollback:
+            await connection.execute("select erase_run(%s, %s, %s)", fence.key)
+    return ended, ready_by_pool((row[1], row[2]) for row in rows)
+
+
+async def hand_over(connection: Connection, fences: Sequence[Fence]) -> tuple[list[Fence], set[Fence]]:
+    """Give runs back as ready, at their newest checkpoint, by one statement. Returns those that were given back, and
+    those that are still ours because somebody holds the row. The others were superseded, or have ended.
+
+    It is no death, and after a new checkpoint the earlier ones are forgotten.
+    """
     cursor = await connection.execute(
-        """
+        f"""
         with held as materialized (
-          select r.tenant, r.user_id, r.run_id from runs r
-          join unnest(%s::text[], %s::text[], %s::uuid[], %s::int[]) f (tenant, user_id, run_id, attempt)
-            on r.tenant = f.tenant and r.user_id = f.user_id and r.run_id = f.run_id and r.attempt = f.attempt
-          where r.status = 'running' order by r.tenant, r.user_id, r.run_id for update of r)
-        update runs r set status = 'pending', lease_owner = null, lease_expires_at = null, deaths = 0,
-               ready_at = clock_timestamp(), updated_at = clock_timestamp()
+          select r.tenant, r.user_id, r.run_id from runs r {_MATCHING}
+          where r.status = 'running' order by r.tenant, r.user_id, r.run_id for update of r skip locked)
+        update runs r set status = 'pending', lease_owner = null, lease_expires_at = null,
+               ready_at = clock_timestamp(), updated_at = clock_timestamp(),
+               deaths = case when exists (
+                 select 1 from checkpoints c where c.tenant = r.tenant and c.user_id = r.user_id
+                 and c.thread_id = r.thread_id::text and c.run_id = r.run_id and c.attempt = r.attempt) then 0 else r.deaths end
         from held h where r.tenant = h.tenant and r.user_id = h.user_id and r.run_id = h.run_id
         returning r.tenant, r.user_id, r.run_id, r.attempt
         """,
         _columns(fences),
     )
-    return [Fence(RunKey(*row[:3]), row[3]) for row in await cursor.fetchall()]
+    given = [Fence(RunKey(*row[:3]), row[3]) for row in await cursor.fetchall()]
+    return given, await _still_running(connection, [fence for fence in fences if fence not in given])
 
 
 def at(base: datetime, elapsed_s: float | None) -> datetime | None:

@@ -5,7 +5,8 @@ from typing import Any
 
 from psycopg import AsyncConnection
 
-from sandfleet.shared.store.cancellation import TEMPORARY_KEEP_S
+from sandfleet.shared.ids import Fence, RunKey
+from sandfleet.shared.store.claims import end_attempt
 from sandfleet.shared.store.ready import ReadyRuns, ready_by_pool
 
 Connection = AsyncConnection[Any]
@@ -77,21 +78,16 @@ _DEATHS = """case when exists (select 1 from checkpoints c where c.tenant = r.te
 async def _end_lost(connection: Connection, poison_limit: int, now: datetime) -> list[Ready]:
     """End the runs with an expired lease that must not go on: they were to be cancelled, or kill their executors."""
     cursor = await connection.execute(
-        f"""select tenant, user_id, run_id, cancel_action from runs r
+        f"""select tenant, user_id, run_id, attempt, cancel_action from runs r
             where {_EXPIRED} and (cancel_action is not null or {_DEATHS} >= %(poison_limit)s) limit %(batch)s""",
         {"now": now, "poison_limit": poison_limit, "batch": _BATCH},
     )
     ready: list[Ready] = []
-    for tenant, user_id, run_id, cancel_action in await cursor.fetchall():
+    for tenant, user_id, run_id, attempt, cancel_action in await cursor.fetchall():
         status, error = ("interrupted", None) if cancel_action else ("error", _POISON)
-        async with connection.transaction():
-            ended = await connection.execute(
-                "select ready_pool, ready_count from end_run(%s, %s, %s, %s, %s::json, %s)",
-                (tenant, user_id, run_id, status, error, TEMPORARY_KEEP_S),
-            )
-            ready += await ended.fetchall()
-            if cancel_action == "rollback":
-                await connection.execute("select erase_run(%s, %s, %s)", (tenant, user_id, run_id))
+        fence = Fence(RunKey(tenant, user_id, run_id), attempt)
+        _, woken = await end_attempt(connection, fence, status, error, rollback=cancel_action == "rollback")
+        ready += woken.items()
     return ready
 
 

@@ -16,7 +16,7 @@ from sandfleet.shared.ids import Owner, RunKey, graph_assistant_id, new_id
 from sandfleet.shared.run_state import RunState, Status, reachable
 from sandfleet.shared.store.api_keys import create_key
 from sandfleet.shared.store.cancellation import request_cancel
-from sandfleet.shared.store.claims import Ending, claim, finish, hand_over, renew
+from sandfleet.shared.store.claims import Ending, Renewal, claim, finish, hand_over, renew
 from sandfleet.shared.store.submission import Submission, submit
 from sandfleet.shared.store.sweep import sweep
 
@@ -160,7 +160,7 @@ class Gates(RuleBasedStateMachine):
             if status == "running" and attempt == fence.attempt:
                 return  # its lease was not swept yet: it is no zombie
             before = self.row(fence.key.run_id)
-            assert self.runner.run(renew(self.connection, [fence], 60)).held == {}
+            assert self.runner.run(renew(self.connection, [fence], 60)) == Renewal({}, set())
             self.runner.run(finish(self.connection, fence, ending("success")))
             assert self.row(fence.key.run_id) == before
 

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -116,9 +116,17 @@ class Host:
         async with await psycopg.AsyncConnection.connect(self.database_url, autocommit=True) as connection:
             await connection.execute("update runs set status = %s where run_id = %s", (status, key.run_id))
 
-    def signer(self, fence: Fence, valid_s: float = 60.0) -> Callable[[], str]:
-        """Signs tokens for a fence; database and tests share a machine, so its clock will do."""
-        return lambda: sign(self.secret, fence, time.time() + valid_s)
+    def token(self, fence: Fence, valid_s: float = 60.0) -> str:
+        """A token for a fence; database and tests share a machine, so its clock will do."""
+        return sign(self.secret, fence, time.time() + valid_s)
+
+    def signer(self, fence: Fence) -> Callable[[], Awaitable[str]]:
+        """Signs tokens for a fence."""
+
+        async def sign_token() -> str:
+            return self.token(fence)
+
+        return sign_token
 
     async def sandbox(
         self, client: SandboxClient, *, key: RunKey | None = None, attempt: int = 1

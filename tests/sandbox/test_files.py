@@ -105,7 +105,7 @@ async def test_a_write_that_is_broken_off_leaves_nothing(sandbox, client):
 
     async def write():
         params = {"path": "file"}
-        token = sandbox._sign_token()
+        token = await sandbox._sign_token()
         async with client._answer("PUT", "/sandbox/file", token, params=params, data=endless()):
             pass
 

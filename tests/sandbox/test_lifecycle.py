@@ -295,7 +295,11 @@ async def test_a_full_host_refuses(own_host):
 
 async def test_without_a_host_the_error_says_what_to_do(tmp_path):
     client = SandboxClient(tmp_path / "none.sock")
-    sandbox = RunSandbox(Fence(None, 1), lambda: "token", client)
+
+    async def token():
+        return "token"
+
+    sandbox = RunSandbox(Fence(None, 1), token, client)
     with pytest.raises(HostUnavailable, match="sandfleet dev"):
         await sandbox.exec("true")
     await sandbox.close()

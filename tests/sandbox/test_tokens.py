@@ -85,7 +85,7 @@ ROUTES = [
 async def test_every_route_wants_a_token_that_is_good_now(docker_host, method, path):
     """Red when a route is added that does not check."""
     fence = Fence(await docker_host.new_run(), 1)
-    expired = docker_host.signer(fence, valid_s=-1)()
+    expired = docker_host.token(fence, valid_s=-1)
     forged = sign("another key", fence, 1e11)
     for token, code in ((None, "invalid"), ("", "invalid"), (forged, "invalid"), (expired, "expired")):
         status, body = await call(docker_host, method, path, token)
@@ -134,7 +134,7 @@ async def test_another_runs_token_reaches_another_sandbox(docker_host):
     await mine.write_file("secret", b"mine")
     for who in ({"tenant": "evil"}, {"user_id": "eve"}):
         foreign = RunKey(who.get("tenant", "acme"), who.get("user_id", "ada"), mine.fence.key.run_id)
-        token = docker_host.signer(Fence(foreign, 9))()
+        token = docker_host.token(Fence(foreign, 9))
         with pytest.raises(SandboxError) as refused:
             await client.read(token, "secret", 0, 10)
         assert refused.value.code == "no_sandbox"

@@ -167,7 +167,7 @@ async def test_the_loss_of_the_run_is_no_answer_to_the_model(host, client):
 async def test_a_lease_in_doubt_starts_no_command(host, client, sandbox):
     """Red when the refusal to sign is swallowed."""
 
-    def refuse():
+    async def refuse():
         raise LeaseInDoubt("not now")
 
     sandbox._sign_token = refuse

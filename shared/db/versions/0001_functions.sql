@@ -205,9 +205,11 @@ begin
     union all select 'done', null::text, 0;
 end $$;
 
--- End a run without owning it: takes the next attempt, so that an executor that still works on it is superseded.
--- outcome: done | terminal | missing. p_error null means that it was cancelled.
-create function end_run(p_tenant text, p_user text, p_run uuid, p_status text, p_error json, p_keep_temporary_s double precision)
+-- End a run from outside: takes the next attempt, so that a graph that still works on it is superseded. With p_attempt only
+-- if that attempt holds the run. outcome: done | terminal | missing ('terminal': ended, or held by another attempt).
+-- p_error null means that it was cancelled.
+create function end_run(
+  p_tenant text, p_user text, p_run uuid, p_status text, p_error json, p_keep_temporary_s double precision, p_attempt int default null)
 returns table (outcome text, o_attempt int, ready_pool text, ready_count int) language plpgsql as $$
 declare
   r runs;
@@ -221,7 +223,8 @@ begin
   perform 1 from tenants where tenant = p_tenant for update;
   perform 1 from threads where tenant = p_tenant and user_id = p_user and thread_id = t for update;
   update runs set attempt = attempt + 1
-    where tenant = p_tenant and user_id = p_user and run_id = p_run and status in ('pending', 'running') returning * into r;
+    where tenant = p_tenant and user_id = p_user and run_id = p_run and status in ('pending', 'running')
+      and (p_attempt is null or (attempt = p_attempt and status = 'running')) returning * into r;
   if not found then
     return query select 'terminal', 0, null::text, 0;
     return;

@@ -42,7 +42,8 @@ create table executors (
   executor_id  text primary key,
   pool         text not null,
   slots        int not null,
-  busy         int not null,
+  busy         int not null,                                -- slots taken, also by graphs that do not end when told to
+  loop_lag_ms  int not null default 0,                      -- longest that the graphs' event loop was held, since the last beat
   started_at   timestamptz not null default clock_timestamp(),
   heartbeat_at timestamptz not null default clock_timestamp()
 ) with (fillfactor = 50);
