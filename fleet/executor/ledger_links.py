@@ -76,7 +76,7 @@ class LedgerLinks:
         writer = FencedWriter(self._database_url)
         asyncio.run_coroutine_threadsafe(writer.start(), loop).result()
         self._loop = loop
-        self._side = Link(writer, Session(self._database_url, "sandfleet-ledger"))
+        self._side = Link(writer, Session(self._database_url, "sandfleet-ledger", 10.0))
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
