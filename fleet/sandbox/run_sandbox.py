@@ -178,9 +178,8 @@ class RunSandbox:
     async def _signed(self, call: Callable[[str], Awaitable[T]]) -> T:
         try:
             return await call(await self._sign_token())
-        except (
-            SandboxTokenExpired
-        ):  # on its way to the host, which has done nothing: the next one is of a renewed lease
+        except SandboxTokenExpired:
+            # On its way to the host, which has done nothing. The next one is of a renewed lease.
             return await call(await self._sign_token())
 
     async def _acquire(self) -> None:
