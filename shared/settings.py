@@ -93,6 +93,11 @@ class Settings(BaseSettings):
     sweep_every_s: float = Field(
         1.0, gt=0, description="Pause between sweeps of expired leases and due delays."
     )
+    journal_retention_s: int = Field(
+        7 * 24 * 3600,
+        gt=0,
+        description="How long the events of a run that has ended can be read again; of older ones only the end is kept.",
+    )
     run_timeout_s: float = Field(
         3600.0, gt=0, description="Hard timeout of a run, counted from its first start."
     )

@@ -23,7 +23,11 @@ from sandfleet.shared.permits import Permits
 from sandfleet.shared.rings import ring, wait_for_ring
 from sandfleet.shared.settings import Settings
 from sandfleet.shared.store.claims import advance_clock, claim
+from sandfleet.shared.store.ready import ReadyRuns
+from sandfleet.shared.store.sweep import TURN as SWEEP_TURN
 from sandfleet.shared.store.sweep import sweep
+from sandfleet.shared.store.turns import take_turn
+from sandfleet.shared.top_up import missing_permits, wanted_permits
 from sandfleet.shared.waker import Waker
 
 _log = logging.getLogger(__name__)
@@ -214,12 +218,21 @@ class Executor:
             self._graphs_run.set()
 
     async def _sweep(self) -> None:
+        """Sweep, and top queues up, when it is this executor's turn."""
         settings = self._settings
         async with self._chores.connection() as connection:
-            ready = await sweep(
-                connection, settings.poison_limit, settings.lease_s, settings.idempotency_ttl_s
-            )
+            ready: ReadyRuns = {}
+            if await take_turn(connection, SWEEP_TURN, settings.sweep_every_s):
+                ready = await sweep(
+                    connection,
+                    settings.poison_limit,
+                    settings.lease_s,
+                    settings.idempotency_ttl_s,
+                    settings.journal_retention_s,
+                )
+            wanted = await wanted_permits(connection)
         self._waker.wake_all(ready)
+        self._waker.wake_all(await missing_permits(self._permits, wanted))
 
     async def _heartbeat(self) -> None:
         settings, lag_ms = self._settings, self._thread.watch.take_worst_ms()

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from psycopg import AsyncConnection
 
 from sandfleet.shared.invariants import GONE_S, Violation
-from sandfleet.shared.store.sweep import FORGET_S
+from sandfleet.shared.store.expiry import FORGET_S
 
 NEWEST = 50_000
 """Runs that are over and are looked at, the newest first, so that the check stays cheap beside millions of old ones."""
@@ -32,11 +32,11 @@ _ARMS = (
 _COLUMNS = "tenant, user_id, run_id, thread_id, pool, status, gate, not_before, vtime, ready_at, lease_owner, lease_expires_at"
 _LIVE = f"with live as materialized ({' union all '.join(f'select {_COLUMNS} from runs where {arm}' for arm in _ARMS)})"
 _ENDED = """with ended as materialized (
-  select tenant, user_id, run_id, thread_id, attempt, lease_owner, lease_expires_at, gate, finished_at from runs
+  select tenant, user_id, run_id, thread_id, attempt, lease_owner, lease_expires_at, gate, finished_at, journal_expired from runs
   where status not in ('pending', 'running'))"""
 _ENDED_NEWEST = _ENDED.replace(
     "status not in ('pending', 'running')",
-    "finished_at is not null order by finished_at desc limit %(newest)s",
+    "finished_at is not null and not journal_expired order by finished_at desc limit %(newest)s",
 )
 
 _THREAD = "t.tenant = r.tenant and t.user_id = r.user_id and t.thread_id = r.thread_id"
@@ -119,7 +119,7 @@ _RULES = {
              select count(*) filter (where e.event = 'end') as ends,
                coalesce((array_agg(e.event order by e.attempt desc, e.seq desc))[1] = 'end'
                  and max(e.attempt) = r.attempt, false) as ends_last,
-               count(distinct e.attempt) = count(*) filter (where e.seq = 0) as begins
+               r.journal_expired or count(distinct e.attempt) = count(*) filter (where e.seq = 0) as begins
              from journal e where e.tenant = r.tenant and e.user_id = r.user_id and e.run_id = r.run_id) j
            where j.ends <> 1 or not j.ends_last or not j.begins""",
     ),

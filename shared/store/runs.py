@@ -189,7 +189,7 @@ async def delete(pool: Pool, owner: Owner, thread_id: UUID, run_id: UUID) -> tup
             )
             ready = ready_by_pool(await cursor.fetchall())
         await connection.execute("select erase_run(%s, %s, %s)", (*owner, run_id))
-        await _settle_thread(connection, owner, thread_id)
+        await settle_thread(connection, owner, thread_id)
         return row[0] == "running", ready
 
 
@@ -208,10 +208,10 @@ async def forget_operation(pool: Pool, owner: Owner, thread_id: UUID, run_id: UU
                 "delete from journal where tenant = %s and user_id = %s and run_id = %s", (*owner, run_id)
             )
             if failed:
-                await _settle_thread(connection, owner, thread_id)
+                await settle_thread(connection, owner, thread_id)
 
 
-async def _settle_thread(connection: AsyncConnection[Any], owner: Owner, thread_id: UUID) -> None:
+async def settle_thread(connection: AsyncConnection[Any], owner: Owner, thread_id: UUID) -> None:
     """Put the thread's status and interrupts right after a run of it was undone, and drop blobs that no state names.
 
     Does nothing while another run is active: its end will do it, and its writes may name a blob again.

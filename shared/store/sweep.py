@@ -1,50 +1,117 @@
-"""The sweep: what executors that died, and time itself, have left to do. Bounded work per pass, safe in many copies."""
+"""The sweep: what executors that died, and time itself, have left to do.
 
+Every executor asks for the turn once a second, and so does a scheduled function in their absence. Each step is made of
+short transactions of bounded size, is right in any number of copies at once, and gives way to the hot path: what waits too
+long for a lock is left to the next pass.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Any
+from functools import partial
+from itertools import groupby
+from typing import Any, LiteralString, NamedTuple
+from uuid import UUID
 
+import psycopg
 from psycopg import AsyncConnection
 
-from sandfleet.shared.ids import Fence, RunKey
-from sandfleet.shared.store.claims import end_attempt
+from sandfleet.shared.ids import RunKey
+from sandfleet.shared.store.cancellation import TEMPORARY_KEEP_S
+from sandfleet.shared.store.expiry import (
+    BATCH,
+    expire_journals,
+    expire_keys,
+    expire_threads,
+    forget_operations,
+    forget_silent,
+)
 from sandfleet.shared.store.ready import ReadyRuns, ready_by_pool
+from sandfleet.shared.store.runs import settle_thread
+from sandfleet.shared.store.threads import lock
+
+_log = logging.getLogger(__name__)
 
 Connection = AsyncConnection[Any]
-Ready = tuple[str | None, int]
+Ready = list[tuple[str | None, int]]
 
-FORGET_S = 300.0
-"""Executors and sandbox hosts that have been silent for so long are forgotten; one that comes back registers again."""
+TURN = "sweep"
+"""Name of the turn that says who sweeps."""
 
-_LOCK = 7_261_302  # one sweep at a time in a database
-_BATCH = 100  # rows of each kind in a pass
+_ROUNDS = 10  # batches of a kind in a pass
+# A pass waits for nobody for long, and nobody for one that was frozen in the middle of a transaction.
+_LIMITS: dict[LiteralString, str] = {
+    "lock_timeout": "1s",
+    "statement_timeout": "10s",
+    "idle_in_transaction_session_timeout": "5s",
+}
+
+_TIMEOUT_GRACE_S = 10.0
+"""How long after a run's time limit its executor may take to end the run; then the sweep does."""
 
 _POISON = """{"error": "ExecutorLost", "message": "The executor died several times in a row while it ran this run, without a new checkpoint. Look for crashes (memory, native code) in the graph."}"""
+_OVERDUE = """{"error": "RunTimeout", "message": "The run exceeded its time limit."}"""
 
 
 async def sweep(
-    connection: Connection, poison_limit: int, lease_s: float, idempotency_ttl_s: float
+    connection: Connection,
+    poison_limit: int,
+    lease_s: float,
+    idempotency_ttl_s: float,
+    journal_retention_s: float = 7 * 24 * 3600,
 ) -> ReadyRuns:
-    """One pass; does nothing while another sweep is at work. Returns the pools that got ready runs.
+    """One pass. Returns the pools that got ready runs, whose executors should be woken.
 
-    ``connection`` is in autocommit mode: each step is a transaction of its own, so that the sweep never holds a run's
-    row while it waits for a tenant's, and the lock that keeps sweeps apart is the session's.
-    No lease expires within one lease (``lease_s``) of a time when the database was away: nobody could renew then.
+    ``connection`` is in autocommit mode. No lease expires within one lease (``lease_s``) of a time when the database was
+    away: nobody could renew then. Raises psycopg.Error when the connection is lost; what else fails is logged, and the
+    rest is done all the same.
     """
-    cursor = await connection.execute("select pg_try_advisory_lock(%s)", (_LOCK,))
-    row = await cursor.fetchone()
-    if row is None or not row[0]:
-        return {}
+    ready: Ready = []
+    for name, limit in _LIMITS.items():
+        await connection.execute("select set_config(%s, %s, false)", (name, limit))
     try:
-        ready: list[Ready] = []
         now = await _beat(connection, lease_s)
+        steps: list[Callable[[], Awaitable[int]]] = []
         if now is not None:
-            ready += await _end_lost(connection, poison_limit, now)
-            ready += await _return_expired(connection, now)
-        ready += await _due_delays(connection)
-        await _expired_rows(connection, idempotency_ttl_s)
+            lost = {"now": now, "poison_limit": poison_limit}
+            steps += [
+                partial(_end_lost, connection, ready, lost),
+                partial(_return_expired, connection, ready, lost),
+                partial(_end_overdue, connection, ready),
+            ]
+        steps += [
+            partial(_release_delays, connection, ready),
+            partial(_fill_slots, connection, ready),
+            partial(expire_keys, connection, idempotency_ttl_s),
+            partial(expire_threads, connection),
+            partial(expire_journals, connection, journal_retention_s),
+            partial(forget_operations, connection),
+            partial(forget_silent, connection),
+        ]
+        for step in steps:
+            for _ in range(_ROUNDS):
+                done = 0
+                async with _tolerant(connection):
+                    done = await step()
+                if done < BATCH:
+                    break
     finally:
-        await connection.execute("select pg_advisory_unlock(%s)", (_LOCK,))
+        if not connection.closed:
+            for name in _LIMITS:
+                await connection.execute(f"reset {name}")
     return ready_by_pool(ready)
+
+
+@asynccontextmanager
+async def _tolerant(connection: Connection) -> AsyncIterator[None]:
+    """Let one thing fail without the others: nothing may keep the sweep from returning leases."""
+    try:
+        yield
+    except psycopg.Error as error:
+        if connection.closed:
+            raise
+        _log.warning("a step of the sweep failed: %s", type(error).__name__)
 
 
 # Sweeps come every second while the database answers, so a pause of half a lease says that it did not: it was frozen, cut
@@ -68,81 +135,137 @@ async def _beat(connection: Connection, lease_s: float) -> datetime | None:
     return row[0] if row[1] else None
 
 
-_EXPIRED = "r.status = 'running' and r.lease_expires_at < %(now)s"
+_EXPIRED: LiteralString = "r.status = 'running' and r.lease_expires_at < %(now)s"
 
 # Deaths in a row without a new checkpoint, this one counted.
-_DEATHS = """case when exists (select 1 from checkpoints c where c.tenant = r.tenant and c.user_id = r.user_id
-  and c.thread_id = r.thread_id::text and c.run_id = r.run_id and c.attempt = r.attempt) then 1 else r.deaths + 1 end"""
+_DEATHS: LiteralString = """case when exists (select 1 from checkpoints c where c.tenant = r.tenant
+  and c.user_id = r.user_id and c.thread_id = r.thread_id::text and c.run_id = r.run_id and c.attempt = r.attempt)
+  then 1 else r.deaths + 1 end"""
+
+_LOST: LiteralString = f"{_EXPIRED} and (r.cancel_action is not null or {_DEATHS} >= %(poison_limit)s)"
 
 
-async def _end_lost(connection: Connection, poison_limit: int, now: datetime) -> list[Ready]:
+class _Doomed(NamedTuple):
+    """Runs that must end: which, with the values that the condition names, and how unless they were to be cancelled."""
+
+    condition: LiteralString
+    values: dict[str, Any]
+    status: str
+    error: str
+
+
+async def _end_lost(connection: Connection, ready: Ready, lost: dict[str, Any]) -> int:
     """End the runs with an expired lease that must not go on: they were to be cancelled, or kill their executors."""
-    cursor = await connection.execute(
-        f"""select tenant, user_id, run_id, attempt, cancel_action from runs r
-            where {_EXPIRED} and (cancel_action is not null or {_DEATHS} >= %(poison_limit)s) limit %(batch)s""",
-        {"now": now, "poison_limit": poison_limit, "batch": _BATCH},
+    return await _end_all(connection, ready, _Doomed(_LOST, lost, "error", _POISON))
+
+
+# A run that was never started waits without a limit: the time counts from the first start.
+_LATE: LiteralString = """(r.status = 'pending' and r.started_at < clock_timestamp() - make_interval(secs => r.timeout_s)
+  or r.status = 'running' and r.started_at < clock_timestamp() - make_interval(secs => r.timeout_s + %(grace_s)s))"""
+
+
+async def _end_overdue(connection: Connection, ready: Ready) -> int:
+    """End the runs over their time limit that no executor ends."""
+    return await _end_all(
+        connection, ready, _Doomed(_LATE, {"grace_s": _TIMEOUT_GRACE_S}, "timeout", _OVERDUE)
     )
-    ready: list[Ready] = []
-    for tenant, user_id, run_id, attempt, cancel_action in await cursor.fetchall():
-        status, error = ("interrupted", None) if cancel_action else ("error", _POISON)
-        fence = Fence(RunKey(tenant, user_id, run_id), attempt)
-        _, woken = await end_attempt(connection, fence, status, error, rollback=cancel_action == "rollback")
-        ready += woken.items()
-    return ready
 
 
-async def _return_expired(connection: Connection, now: datetime) -> list[Ready]:
+async def _end_all(connection: Connection, ready: Ready, doomed: _Doomed) -> int:
+    cursor = await connection.execute(
+        f"select r.tenant, r.user_id, r.run_id, r.thread_id from runs r where {doomed.condition} limit {BATCH}",
+        doomed.values,
+    )
+    done = 0
+    for *key, thread_id in await cursor.fetchall():
+        async with _tolerant(connection), connection.transaction():
+            done += await _end(connection, ready, doomed, RunKey(*key), thread_id)
+    return done
+
+
+async def _end(connection: Connection, ready: Ready, doomed: _Doomed, key: RunKey, thread_id: UUID) -> bool:
+    """End one run if the condition still holds under the locks: its executor may have come back, and goes on then."""
+    await lock(connection, key.owner, thread_id)
+    cursor = await connection.execute(
+        f"""select r.cancel_action from runs r where r.tenant = %(tenant)s and r.user_id = %(user_id)s
+            and r.run_id = %(run_id)s and {doomed.condition} for update""",
+        {**doomed.values, **key._asdict()},
+    )
+    row = await cursor.fetchone()
+    if row is None:
+        return False
+    cancel_action = row[0]
+    status, error = ("interrupted", None) if cancel_action else (doomed.status, doomed.error)
+    cursor = await connection.execute(
+        "select ready_pool, ready_count from end_run(%s, %s, %s, %s, %s::json, %s)",
+        (*key, status, error, TEMPORARY_KEEP_S),
+    )
+    ready += await cursor.fetchall()
+    if cancel_action == "rollback":
+        await connection.execute("select erase_run(%s, %s, %s)", key)
+        await settle_thread(connection, key.owner, thread_id)
+    return True
+
+
+async def _return_expired(connection: Connection, ready: Ready, lost: dict[str, Any]) -> int:
     """Make runs ready again whose executor is gone; they keep their place in the fair order."""
     cursor = await connection.execute(
         f"""
         with expired as materialized (
-          select tenant, user_id, run_id from runs r where {_EXPIRED}
-          order by lease_expires_at limit %(batch)s for update skip locked)
+          select tenant, user_id, run_id from runs r where {_EXPIRED} and not ({_LOST})
+          order by lease_expires_at limit {BATCH} for update skip locked)
         update runs r set status = 'pending', lease_owner = null, lease_expires_at = null, deaths = {_DEATHS},
           ready_at = clock_timestamp(), updated_at = clock_timestamp()
         from expired e where r.tenant = e.tenant and r.user_id = e.user_id and r.run_id = e.run_id
         returning r.pool, 1
         """,
-        {"now": now, "batch": _BATCH},
+        lost,
     )
-    return await cursor.fetchall()
+    rows = await cursor.fetchall()
+    ready += rows
+    return len(rows)
 
 
-async def _due_delays(connection: Connection) -> list[Ready]:
+async def _release_delays(connection: Connection, ready: Ready) -> int:
+    """Let runs whose delay is over to their threads, a tenant at a time."""
     cursor = await connection.execute(
-        "select tenant, user_id, run_id, thread_id from runs where gate = 'time' and not_before <= clock_timestamp() order by not_before limit %s",
-        (_BATCH,),
+        f"""select tenant, user_id, run_id from runs where gate = 'time' and not_before <= clock_timestamp()
+            order by not_before limit {BATCH}"""
     )
-    ready: list[Ready] = []
-    for tenant, user_id, run_id, thread_id in await cursor.fetchall():
-        async with connection.transaction():
+    due = sorted(await cursor.fetchall())
+    done = 0
+    for tenant, rows in groupby(due, lambda row: row[0]):
+        async with _tolerant(connection), connection.transaction():
             await connection.execute("select 1 from tenants where tenant = %s for update", (tenant,))
-            await connection.execute(
-                "update runs set gate = 'thread' where tenant = %s and user_id = %s and run_id = %s and gate = 'time'",
-                (tenant, user_id, run_id),
+            keys = list(rows)
+            cursor = await connection.execute(
+                """with due as (
+                     update runs r set gate = 'thread' from unnest(%s::text[], %s::uuid[]) d (user_id, run_id)
+                     where r.tenant = %s and r.user_id = d.user_id and r.run_id = d.run_id and r.gate = 'time'
+                     returning r.user_id, r.thread_id)
+                   select user_id, thread_id, count(*) from due group by user_id, thread_id order by user_id, thread_id""",
+                ([row[1] for row in keys], [row[2] for row in keys], tenant),
             )
-            passed = await connection.execute(
-                "select * from pass_on(%s, %s, %s)", (tenant, user_id, thread_id)
+            threads = await cursor.fetchall()
+            cursor = await connection.execute(
+                """select p.* from unnest(%s::text[], %s::uuid[]) with ordinality t (user_id, thread_id, n),
+                   lateral (select * from pass_on(%s, t.user_id, t.thread_id) where t.n > 0) p""",
+                ([row[0] for row in threads], [row[1] for row in threads], tenant),
             )
-            ready += await passed.fetchall()
-    return ready
+            ready += await cursor.fetchall()
+            done += sum(row[2] for row in threads)
+    return done
 
 
-async def _expired_rows(connection: Connection, idempotency_ttl_s: float) -> None:
-    """Forget old idempotency keys, and the threads of stateless runs with all that is theirs."""
-    await connection.execute(
-        "delete from idempotency_keys where ctid = any(array(select ctid from idempotency_keys"
-        " where created_at < clock_timestamp() - make_interval(secs => %s) limit %s))",
-        (idempotency_ttl_s, _BATCH),
-    )
+async def _fill_slots(connection: Connection, ready: Ready) -> int:
+    """Give slots that a raised cap has made to runs that wait for one."""
     cursor = await connection.execute(
-        "select tenant, user_id, thread_id from threads where expires_at < clock_timestamp() and status <> 'busy' limit %s",
-        (_BATCH,),
+        """select tenant from tenants t where waiting > 0 and slots < max_in_flight
+           and exists (select 1 from runs r where r.tenant = t.tenant and r.gate = 'tenant')"""
     )
-    for key in await cursor.fetchall():
-        await connection.execute("select erase_thread(%s, %s, %s)", key)
-    for table in ("executors", "hosts"):
-        await connection.execute(
-            f"delete from {table} where heartbeat_at < clock_timestamp() - make_interval(secs => %s)",
-            (FORGET_S,),
-        )
+    for (tenant,) in await cursor.fetchall():
+        async with _tolerant(connection), connection.transaction():
+            await connection.execute("select 1 from tenants where tenant = %s for update", (tenant,))
+            cursor = await connection.execute("select * from pass_on(%s, null, null)", (tenant,))
+            ready += await cursor.fetchall()
+    return 0

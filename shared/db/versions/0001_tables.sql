@@ -19,6 +19,10 @@ create table api_keys (
   revoked_at timestamptz
 );
 
+-- Work that a deployment does once in a while: when somebody last took the turn.
+create table turns (name text primary key, taken_at timestamptz not null default '-infinity') with (fillfactor = 20);
+insert into turns (name) values ('sweep'), ('top_up');
+
 -- Start-time fair queueing: one virtual clock per (pool, class), one finish per tenant in it.
 create table vclock (
   pool text, class smallint, v bigint not null default 0,
@@ -139,6 +143,7 @@ create table runs (
   first_model_request_at timestamptz,
   first_output_at     timestamptz,
   finished_at         timestamptz,
+  journal_expired     boolean not null default false,        -- of its journal only the end is left
   primary key (tenant, user_id, run_id)
 ) with (fillfactor = 70);
 create index runs_of_thread on runs (tenant, user_id, thread_id, seq desc);
@@ -147,7 +152,9 @@ create index runs_waiting_tenant on runs (tenant, class, seq) where gate = 'tena
 create index runs_waiting_thread on runs (tenant, user_id, thread_id, seq) where gate = 'thread';
 create index runs_waiting_time on runs (not_before) where gate = 'time';
 create index runs_waiting_children on runs (tenant, user_id, run_id) where gate = 'children';
-create index runs_finished on runs (finished_at) where finished_at is not null;
+create index runs_finished on runs (finished_at) where finished_at is not null and not journal_expired;
+create index runs_given_back on runs (started_at) where status = 'pending' and started_at is not null;
+create index runs_operations_ended on runs (finished_at) where kind <> 'run' and finished_at is not null;
 create index runs_leased on runs (lease_expires_at) where status = 'running';
 
 -- When the last sweep looked, and since when sweeps have come without a pause: whether the database was away.

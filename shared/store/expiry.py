@@ -1,0 +1,92 @@
+"""Forgetting what is old: idempotency keys, threads of stateless runs, journals, operations and parts that are gone."""
+
+from typing import Any
+from uuid import UUID
+
+from psycopg import AsyncConnection
+
+Connection = AsyncConnection[Any]
+
+FORGET_S = 300.0
+"""Executors and sandbox hosts that have been silent for so long are forgotten; one that comes back registers again.
+An operation that ended so long ago has lost the API process that waited for it."""
+
+BATCH = 100
+"""Rows of a kind that are handled at a time. Each function here returns how many there were."""
+
+
+async def expire_keys(connection: Connection, idempotency_ttl_s: float) -> int:
+    """Forget old idempotency keys."""
+    cursor = await connection.execute(
+        """delete from idempotency_keys where (tenant, user_id, key) in (
+             select tenant, user_id, key from idempotency_keys
+             where created_at < clock_timestamp() - make_interval(secs => %s)
+             order by created_at limit %s for update skip locked)""",
+        (idempotency_ttl_s, BATCH),
+    )
+    return cursor.rowcount
+
+
+async def expire_threads(connection: Connection) -> int:
+    """Remove the threads of stateless runs that nobody can ask for any more, with all that is theirs."""
+    cursor = await connection.execute(
+        """select tenant, user_id, thread_id from threads
+           where expires_at < clock_timestamp() and status <> 'busy' order by expires_at limit %s""",
+        (BATCH,),
+    )
+    keys: list[tuple[str, str, UUID]] = await cursor.fetchall()
+    for key in keys:
+        async with connection.transaction():
+            # Looked at again under the lock: a run may just have been accepted on it.
+            cursor = await connection.execute(
+                """select 1 from threads where tenant = %s and user_id = %s and thread_id = %s
+                   and expires_at < clock_timestamp() and status <> 'busy' for update skip locked""",
+                key,
+            )
+            if await cursor.fetchone():
+                await connection.execute("select erase_thread(%s, %s, %s)", key)
+    return len(keys)
+
+
+async def expire_journals(connection: Connection, retention_s: float) -> int:
+    """Remove the journals of runs that ended long ago, but for their ``end``: a stream of such a run still ends."""
+    cursor = await connection.execute(
+        """with old as materialized (
+             select tenant, user_id, run_id from runs
+             where finished_at < clock_timestamp() - make_interval(secs => %s) and not journal_expired
+             order by finished_at limit %s for update skip locked),
+           gone as (
+             delete from journal j using old
+             where j.tenant = old.tenant and j.user_id = old.user_id and j.run_id = old.run_id and j.event <> 'end')
+           update runs r set journal_expired = true from old
+           where r.tenant = old.tenant and r.user_id = old.user_id and r.run_id = old.run_id""",
+        (retention_s, BATCH),
+    )
+    return cursor.rowcount
+
+
+async def forget_operations(connection: Connection) -> int:
+    """Remove the traces of operations whose API process ended before it could."""
+    cursor = await connection.execute(
+        """with left_over as materialized (
+             select tenant, user_id, run_id from runs
+             where kind <> 'run' and finished_at < clock_timestamp() - make_interval(secs => %s)
+             order by finished_at limit %s for update skip locked),
+           gone as (
+             delete from journal j using left_over o
+             where j.tenant = o.tenant and j.user_id = o.user_id and j.run_id = o.run_id)
+           delete from runs r using left_over o
+           where r.tenant = o.tenant and r.user_id = o.user_id and r.run_id = o.run_id""",
+        (FORGET_S, BATCH),
+    )
+    return cursor.rowcount
+
+
+async def forget_silent(connection: Connection) -> int:
+    """Forget executors and sandbox hosts that have died: they could not sign off."""
+    for table in ("executors", "hosts"):
+        await connection.execute(
+            f"delete from {table} where heartbeat_at < clock_timestamp() - make_interval(secs => %s)",
+            (FORGET_S,),
+        )
+    return 0
