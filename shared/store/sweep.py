@@ -6,6 +6,7 @@ long for a lock is left to the next pass.
 """
 
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -40,6 +41,7 @@ TURN = "sweep"
 """Name of the turn that says who sweeps."""
 
 _ROUNDS = 10  # batches of a kind in a pass
+_PASS_S = 2.0  # no batch begins later in a pass: whoever sweeps has other duties
 # A pass waits for nobody for long, and nobody for one that was frozen in the middle of a transaction.
 _LIMITS: dict[LiteralString, str] = {
     "lock_timeout": "1s",
@@ -68,6 +70,7 @@ async def sweep(
     rest is done all the same.
     """
     ready: Ready = []
+    deadline = time.monotonic() + _PASS_S
     for name, limit in _LIMITS.items():
         await connection.execute("select set_config(%s, %s, false)", (name, limit))
     try:
@@ -92,8 +95,9 @@ async def sweep(
         for step in steps:
             for _ in range(_ROUNDS):
                 done = 0
-                async with _tolerant(connection):
-                    done = await step()
+                if time.monotonic() < deadline:
+                    async with _tolerant(connection):
+                        done = await step()
                 if done < BATCH:
                     break
     finally:
