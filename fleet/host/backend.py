@@ -54,6 +54,23 @@ class Limits:
         )
         return dict.fromkeys(names, cpus)
 
+    def kernel_files(self) -> dict[str, str]:
+        """What the kernel would say of this much memory and these CPUs, by the path of its file.
+
+        The C library counts CPUs in the second, ``free`` reads the first. All memory is shown as free: the numbers
+        stand still, but the machine's own would promise what the limit refuses.
+        """
+        kib = self.memory // 1024
+        values = {"MemTotal": kib, "MemFree": kib, "MemAvailable": kib}
+        empty = ("Buffers", "Cached", "SwapCached", "SwapTotal", "SwapFree", "Shmem", "SReclaimable")
+        values.update(dict.fromkeys(empty, 0))
+        meminfo = "".join(f"{name + ':':<16}{value:>8} kB\n" for name, value in values.items())
+        last = max(1, math.ceil(self.cpus)) - 1
+        return {
+            "/proc/meminfo": meminfo,
+            "/sys/devices/system/cpu/online": f"0-{last}\n" if last else "0\n",
+        }
+
 
 @dataclass(frozen=True)
 class Launch:

@@ -5,6 +5,7 @@ import logging
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from sandfleet.fleet.host.backend import AGENT_ARGUMENTS, AGENT_FOLDER, SHM, TMP, WORKSPACE, Launch, Limits
@@ -36,6 +37,8 @@ class DockerBackend:
         self._limits = limits
         self._instance = instance
         self._runtime = runtime
+        # Another runtime than runc has a kernel of its own, which knows the limits.
+        self._kernel_files = limits.kernel_files() if runtime in ("", "runc") else {}
         self._uids = (_UID_FIRST, _UID_COUNT)
 
     async def open(self) -> None:
@@ -68,6 +71,8 @@ class DockerBackend:
         for file, kind in (("passwd", f"x:{uid}:{uid}:sandbox:/workspace:/bin/sh"), ("group", f"x:{uid}:")):
             root = "root:x:0:0:root:/root:/bin/sh" if file == "passwd" else "root:x:0:"
             (launch.folder / file).write_text(f"{root}\nsandbox:{kind}\n")
+        for path, content in self._kernel_files.items():
+            (launch.folder / Path(path).name).write_text(content)
         try:
             await self._engine.call(
                 "POST", "/containers/create", params={"name": name}, body=self._container(launch, uid)
@@ -90,6 +95,7 @@ class DockerBackend:
                 f"{launch.folder}:{AGENT_FOLDER}:ro",
                 f"{launch.folder}/passwd:/etc/passwd:ro",
                 f"{launch.folder}/group:/etc/group:ro",
+                *(f"{launch.folder}/{Path(path).name}:{path}:ro" for path in self._kernel_files),
             ],
             "Tmpfs": {
                 WORKSPACE: f"{mount},exec,size={limits.workspace},nr_inodes={limits.inodes}",

@@ -75,7 +75,8 @@ class Agent:
         self.send(wire.HELLO, 0, json.dumps(hello).encode())
         while True:
             now = time.monotonic()
-            parts: list[Operation | Background] = [*self.operations.values(), *self.processes.values()]
+            # Processes first: operations wait for what becomes of them.
+            parts: list[Operation | Background] = [*self.processes.values(), *self.operations.values()]
             due = [at for part in parts if (at := part.tick(now)) is not None]
             self._flush()
             pause = None if not due else max(0.0, min(due) - time.monotonic())

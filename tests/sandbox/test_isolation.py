@@ -105,7 +105,7 @@ async def test_the_container_is_hardened(docker_host, docker_sandbox):
     assert not config["Init"]
     assert set(config["Tmpfs"]) == {"/workspace", "/tmp", "/dev/shm"}
     assert all("size=" in o and "nr_inodes=" in o and "nosuid" in o for o in config["Tmpfs"].values())
-    assert [mount["RW"] for mount in found["Mounts"] if mount["Type"] == "bind"] == [False] * 3
+    assert [mount["RW"] for mount in found["Mounts"] if mount["Type"] == "bind"] == [False] * 5
     labels = found["Config"]["Labels"]
     assert labels["sandfleet"] == "1"
     assert labels["sandfleet.tenant"] == "acme"
@@ -143,3 +143,11 @@ async def test_commands_get_signals_as_usual(sandbox):
     """
     ignored = int((await sandbox.exec("grep SigIgn /proc/self/status")).stdout.split()[1], 16)
     assert ignored & ~(0b11 << 31) == 0
+
+
+async def test_programs_are_told_of_the_limits_and_not_of_the_machine(docker_sandbox):
+    """Red without the variables (nproc), without the file of CPUs (Python), or without that of memory (free)."""
+    counted = await docker_sandbox.exec("nproc; python3 -c 'import os; print(os.cpu_count())'")
+    assert counted.stdout == b"1\n1\n"
+    memory = await docker_sandbox.exec("free -b | awk '/^Mem/ {print $2, $4}'; ulimit -n")
+    assert memory.stdout.split() == [b"536870912", b"536870912", b"4096"]

@@ -154,7 +154,13 @@ async def test_a_host_removes_what_an_earlier_life_left_and_nothing_else(own_hos
         made = []
         for instance in (host.instance, "another-instance-of-a-test"):
             labels = {"sandfleet": "1", "sandfleet.instance": instance}
-            body = {"Image": "sandfleet-sandbox:latest", "Cmd": ["sleep", "300"], "Labels": labels}
+            network = {"NetworkMode": "none"}
+            body = {
+                "Image": "sandfleet-sandbox:latest",
+                "Cmd": ["sleep", "300"],
+                "Labels": labels,
+                "HostConfig": network,
+            }
             made.append((await engine.call("POST", "/containers/create", body=body))["Id"])
         try:
             await engine.call("POST", f"/containers/{made[0]}/start")
