@@ -216,9 +216,7 @@ class AgentLink:
                     del self._operations[op]
                 frames += 1
                 if frames >= _PACE_FRAMES:
-                    spent = loop.time() - since
-                    if spent < _PACE_S:
-                        await asyncio.sleep(_PACE_S - spent)
+                    await asyncio.sleep(max(0.0, since + _PACE_S - loop.time()))
                     frames, since = 0, loop.time()
 
     async def start(self, kind: int, spec: dict[str, Any], most_bytes: int) -> Operation:

@@ -101,6 +101,9 @@ class Backend(Protocol):
     async def kill(self, handle: str) -> None:
         """Freeze and kill everything in the sandbox from outside; never raises for one that is gone."""
 
+    async def exhausted(self, handle: str) -> str | None:
+        """Which limit a running sandbox has reached, in words; None when there is none, or nobody knows."""
+
     async def destroy(self, handle: str) -> None:
         """End the sandbox and remove all of it; one that is gone is fine. May raise; then call again later."""
 

@@ -138,6 +138,9 @@ class BwrapBackend:
             with suppress(ProcessLookupError):
                 process.bwrap.kill()
 
+    async def exhausted(self, handle: str) -> str | None:
+        return None
+
     async def destroy(self, handle: str) -> None:
         process = self._processes.get(handle)
         if process is None:

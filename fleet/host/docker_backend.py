@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 LABEL = "sandfleet"
 INSTANCE_LABEL = "sandfleet.instance"
+_FULL = 0.95  # of the memory limit: beside it the kernel takes and gives back a few MiB all the time
 _SHM_BYTES = 64 * 1024 * 1024
 # Kernel limits such as inotify instances or pending signals count per user id on the whole machine, so each sandbox
 # gets one of its own, from a range that systemd's list of ids leaves unused (1879048192 to 2147483647).
@@ -144,6 +145,14 @@ class DockerBackend:
         for call in ("pause", "kill"):
             with suppress(SandfleetError):
                 await self._engine.call("POST", f"/containers/{handle}/{call}")
+
+    async def exhausted(self, handle: str) -> str | None:
+        once = {"stream": "false", "one-shot": "true"}
+        with suppress(SandfleetError):
+            stats = await self._engine.call("GET", f"/containers/{handle}/stats", params=once)
+            if stats["memory_stats"].get("usage", 0) >= _FULL * self._limits.memory:
+                return f"memory ({self._limits.memory // 2**20} MiB)"
+        return None
 
     async def destroy(self, handle: str) -> None:
         await self._engine.remove_container(handle)

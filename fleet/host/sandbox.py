@@ -46,6 +46,7 @@ class Sandbox:
         self._under_way: dict[Operation, int] = {}
         self._stale: set[Operation] = set()
         self._killers: set[asyncio.Task[None]] = set()
+        self._killing: asyncio.Task[None] | None = None
         self._removing = False
 
     @classmethod
@@ -223,9 +224,16 @@ class Sandbox:
             await self._kill_from_outside()
 
     async def _kill_from_outside(self, why: str = "a command in it could not be killed") -> None:
+        if self._killing is None:
+            self._killing = asyncio.create_task(self._freeze_and_kill(why), name=f"kill sandbox {self.id}")
+        await asyncio.shield(self._killing)
+
+    async def _freeze_and_kill(self, why: str) -> None:
         if not self._removing:
             logger.warning("killing a sandbox from outside", extra={"sandbox": self.id})
             self._link.explain(why)
+            if exhausted := await self._backend.exhausted(self._handle):
+                self._link.explain(f"it ran out of {exhausted}, and {why}")
             await self._backend.kill(self._handle)
             self._link.close("it was killed")
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .operation import Json
 
 MARK = "SANDFLEET_COMMAND"  # environment variable by which a command's daemons are found
+_NICENESS = 19  # however many processes of commands want the CPU, the agent gets its turn and can kill them
 
 # The image's and the host's variables hold for all commands, but for who and where they are.
 _ENVIRONMENT = {
@@ -72,6 +73,8 @@ def spawn(spec: Json, mark: str, merged: bool) -> Spawned:
     finally:
         streams.close_theirs()
     process.returncode = 0  # reaped by the agent by pid, never through this object
+    with contextlib.suppress(OSError):  # by group, for what it has forked by now
+        os.setpriority(os.PRIO_PGRP, process.pid, _NICENESS)
     # When memory runs out the kernel takes a command first, and the agent last.
     with contextlib.suppress(OSError), open(f"/proc/{process.pid}/oom_score_adj", "w") as file:
         file.write("1000")

@@ -113,7 +113,7 @@ async def test_a_write_that_is_broken_off_leaves_nothing(sandbox, client):
     await begun.wait()
     writing.cancel()
     await asyncio.gather(writing, return_exceptions=True)
-    gone = await sandbox.exec('until [ "$(ls)" = file ]; do sleep 0.02; done', timeout_s=20)
+    gone = await sandbox.exec('until [ "$(ls)" = file ]; do sleep 0.02; done', timeout_s=120)
     assert not gone.timed_out
     assert await sandbox.read_file("file") == b"old"
 
