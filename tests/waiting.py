@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-async def eventually(condition: Callable[[], Any], deadline_s: float = 20.0, what: str = "condition") -> Any:
+async def eventually(condition: Callable[[], Any], deadline_s: float = 60.0, what: str = "condition") -> Any:
     """Return the first truthy result of ``condition``, asked every 20 ms; fail with its last result at the deadline."""
     end = time.monotonic() + deadline_s
     while True:

@@ -52,8 +52,8 @@ async def test_a_signal_while_the_stack_starts_leaves_nothing(
     process = await asyncio.create_subprocess_exec(
         *command, "demo", "--root", str(root), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=env
     )  # fmt: skip
-    await eventually(lambda: any(p.name() == "postgres" for p in processes_of(instance)), 60, "PostgreSQL")
+    await eventually(lambda: any(p.name() == "postgres" for p in processes_of(instance)), 180, "PostgreSQL")
     process.send_signal(sent)
-    await asyncio.wait_for(process.communicate(), 60)
+    await asyncio.wait_for(process.communicate(), 180)
     assert process.returncode == 130
     assert processes_of(instance) == []

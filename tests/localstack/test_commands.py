@@ -46,7 +46,7 @@ async def dev(
     assert process.stdout is not None
     said = []
     try:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(300):
             async for line in process.stdout:
                 said.append(line.decode())
                 if "is ready  http" in said[-1]:
@@ -57,7 +57,7 @@ async def dev(
     finally:
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGINT)
-        await asyncio.wait_for(process.communicate(), 60)
+        await asyncio.wait_for(process.communicate(), 180)
 
 
 async def test_the_demo_succeeds_and_leaves_nothing(engine: str, tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ async def test_the_demo_succeeds_and_leaves_nothing(engine: str, tmp_path: Path)
         *COMMAND, "demo", "--root", str(root),
         env=environment(engine), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
-    out, _ = await asyncio.wait_for(process.communicate(), 180)
+    out, _ = await asyncio.wait_for(process.communicate(), 600)
     text = out.decode()
     assert process.returncode == 0, text
     assert "25 primes below 100" in text
@@ -102,7 +102,7 @@ async def test_what_dies_comes_back_and_dev_json_tells_where(engine: str, tmp_pa
                 info.processes["executor-1"],
             )
 
-        await eventually(restarted, 30, "a new executor in dev.json")
+        await eventually(restarted, what="a new executor in dev.json")
         async with get_client(url=info.api_url, api_key=info.api_key) as client:
             values = await client.runs.wait(None, "hello", input=ASKED)
         assert values
@@ -115,7 +115,7 @@ async def test_a_stack_killed_with_sigkill_goes_without_a_trace(engine: str, tmp
         label = f"{LABEL}={info.instance}"
         async with get_client(url=info.api_url, api_key=info.api_key) as client:
             await client.runs.create(None, "coder", input=ASKED)
-            await eventually(lambda: docker_api.labelled(engine, label), 30, "a sandbox")
+            await eventually(lambda: docker_api.labelled(engine, label), what="a sandbox")
         process.kill()
-        await eventually(lambda: not docker_api.labelled(engine, label), 30, "no container")
-        await eventually(lambda: not processes_of(info.instance), 30, "no process")
+        await eventually(lambda: not docker_api.labelled(engine, label), what="no container")
+        await eventually(lambda: not processes_of(info.instance), what="no process")

@@ -131,7 +131,7 @@ async def _killed_supervisor(root: Path, *, watchdog_too: bool) -> str:
         sys.executable, "-c", PARENT, str(root), stdout=asyncio.subprocess.PIPE
     )
     assert parent.stdout is not None
-    told = json.loads(await asyncio.wait_for(parent.stdout.readline(), 30))
+    told = json.loads(await asyncio.wait_for(parent.stdout.readline(), 120))
     if watchdog_too:
         os.kill(told["watchdog"], signal.SIGKILL)
     parent.kill()

@@ -28,10 +28,10 @@ async def check_empty(host: Host) -> None:
         async def no_container() -> bool:
             return not await containers(host)
 
-        await eventually(no_container, 20, "no container left")
-    await eventually(lambda: not host.processes(), 20, "no process left")
+        await eventually(no_container, what="no container left")
+    await eventually(lambda: not host.processes(), what="no process left")
     folder = host.folder / "host" / "sandboxes"
-    await eventually(lambda: not folder.exists() or not any(folder.iterdir()), 20, "no folder left")
+    await eventually(lambda: not folder.exists() or not any(folder.iterdir()), what="no folder left")
 
 
 @pytest.fixture(scope="session")

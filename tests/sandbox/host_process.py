@@ -75,7 +75,7 @@ class Host:
                 stderr=log,
                 stdout=asyncio.subprocess.PIPE,
             )
-        await eventually(self.ready, 30, "the host is ready")
+        await eventually(self.ready, what="the host is ready")
 
     async def ready(self) -> bool:
         assert self.process is not None

@@ -73,7 +73,7 @@ async def test_a_command_in_a_sandbox_dies_with_its_run(client, query, stack):
         input={"commands": ["echo begun; sleep 300"]},
         stream_mode=["tools", "updates"],
     )
-    await eventually(lambda: query("select 1 from hosts where sandboxes > 0"), 30, "a sandbox")
+    await eventually(lambda: query("select 1 from hosts where sandboxes > 0"), what="a sandbox")
     await client.runs.cancel(thread["thread_id"], run["run_id"], wait=True)
     assert await status_of(client, thread["thread_id"], run["run_id"]) == "interrupted"
 
@@ -98,7 +98,7 @@ async def test_rollback_removes_the_run_and_its_steps(client):
     async def has_begun():
         return len((await client.threads.get_state(thread["thread_id"]))["values"]["done"]) > 2
 
-    await eventually(has_begun, 20, "some steps")
+    await eventually(has_begun, what="some steps")
     await client.runs.cancel(thread["thread_id"], run["run_id"], wait=True, action="rollback")
     with pytest.raises(NotFoundError):
         await client.runs.get(thread["thread_id"], run["run_id"])
@@ -123,7 +123,7 @@ async def test_a_client_that_leaves_for_good_takes_the_run_with_it_if_asked(clie
     async def interrupted():
         return await status_of(client, thread["thread_id"], created[0]["run_id"]) == "interrupted"
 
-    await eventually(interrupted, 40, "the run's end after its client left")
+    await eventually(interrupted, what="the run's end after its client left")
 
 
 async def test_many_runs_are_cancelled_at_once(client):

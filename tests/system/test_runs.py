@@ -17,7 +17,7 @@ async def finished(client, thread_id, run_id):
         run = await client.runs.get(thread_id, run_id)
         return run if run["status"] not in ("pending", "running") else None
 
-    return await eventually(ended, 30, "the run's end")
+    return await eventually(ended, what="the run's end")
 
 
 async def test_a_run_gives_the_same_result_wherever_it_is_read(client, query):
@@ -203,7 +203,7 @@ async def test_rolling_back_leaves_no_trace_of_the_first_run(client):
     async def has_begun():
         return (await client.threads.get_state(thread["thread_id"]))["values"].get("done")
 
-    await eventually(has_begun, 20, "the first step")
+    await eventually(has_begun, what="the first step")
     values = await client.runs.wait(
         thread["thread_id"], "counter", input={"steps": 2}, multitask_strategy="rollback"
     )
@@ -223,22 +223,23 @@ async def test_the_timeout_ends_a_run(client, query):
     assert answer["__error__"]["error"] == "RunTimeout"
 
 
-async def test_a_graph_that_blocks_the_loop_cannot_hold_its_run(client, query):
+async def test_a_graph_that_blocks_the_loop_cannot_hold_its_run(client, query, tmp_path):
     """Red when cancels are left to the graphs' event loop: the run would last as long as the blocking call."""
     thread = await client.threads.create()
-    run = await client.runs.create(thread["thread_id"], "blocking", input={"seconds": 6})
-    await eventually(
-        lambda: query("select 1 from runs where run_id = %s and status = 'running'", run["run_id"]),
-        20,
-        "the claim",
-    )
-    await client.runs.cancel(thread["thread_id"], run["run_id"], wait=True)
-    assert (await client.runs.get(thread["thread_id"], run["run_id"]))["status"] == "interrupted"
-    assert await query("select attempt from runs where run_id = %s", run["run_id"]) == [(2,)]
+    over = tmp_path / "over"
+    run = await client.runs.create(thread["thread_id"], "blocking", input={"until": str(over)})
+    try:
+        claimed = "select 1 from runs where run_id = %s and status = 'running'"
+        await eventually(lambda: query(claimed, run["run_id"]), what="the claim")
+        await client.runs.cancel(thread["thread_id"], run["run_id"], wait=True)
+        assert (await client.runs.get(thread["thread_id"], run["run_id"]))["status"] == "interrupted"
+        assert await query("select attempt from runs where run_id = %s", run["run_id"]) == [(2,)]
+    finally:
+        over.touch()
     # The slot comes back only with the coroutine: wait for it, so that the next test finds an idle executor.
-    await eventually(
-        lambda: query("select 1 from executors having sum(busy) = 0"), 20, "the end of the blocking call"
-    )
+    living = "heartbeat_at > clock_timestamp() - interval '15 s'"
+    idle = f"select 1 from executors where {living} having sum(busy) = 0"
+    await eventually(lambda: query(idle), what="the end of the blocking call")
 
 
 async def test_timing_is_recorded_once_and_in_order(client, stack):

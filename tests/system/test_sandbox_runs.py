@@ -36,26 +36,37 @@ async def test_tool_events_are_complete(client):
     assert kinds == ["tool-started", "tool-finished"] * 2
 
 
+async def first_output(stream):
+    """The first piece of output of a run's tools, as text."""
+    async for event in stream:
+        if event.event == "tools" and event.data["event"] == "tool-output-delta":
+            return str(event.data)
+    raise AssertionError("the stream ended without any output")
+
+
 async def test_output_is_streamed_while_the_command_runs(client):
-    """Red when output is only given when the command has ended."""
-    seen = []
-    async for event in client.runs.stream(
-        None, "sandboxed", input={"commands": ["echo one; sleep 0.5; echo two"]}, stream_mode="tools"
-    ):
-        if event.event == "tools":
-            seen.append((event.data["event"], str(event.data)))
-    deltas = [text for kind, text in seen if kind == "tool-output-delta"]
-    assert any("one" in text and "two" not in text for text in deltas)
+    """Red when output is only given when the command has ended: this one ends after it was seen."""
+    created = []
+    stream = client.runs.stream(
+        None, "sandboxed", input={"commands": ["echo one; sleep 600; echo two"]}, stream_mode="tools",
+        on_run_created=created.append,
+    )  # fmt: skip
+    async with asyncio.timeout(120):
+        assert "one" in await first_output(stream)
+    await client.runs.cancel(created[0]["thread_id"], created[0]["run_id"], wait=True)
 
 
 async def test_runs_do_not_see_each_others_files(client):
-    """Red when two runs share a sandbox."""
-    first, second = await asyncio.gather(
-        outputs(client, "echo secret > mine; sleep 1; ls"),
-        outputs(client, "sleep 0.5; ls -A /workspace | wc -l"),
-    )
-    assert "mine" in first[0]
-    assert "mine" not in second[0]
+    """Red when two runs share a sandbox: the first holds its own while the second looks."""
+    created = []
+    stream = client.runs.stream(
+        None, "sandboxed", input={"commands": ["echo secret > mine; ls; sleep 600"]}, stream_mode="tools",
+        on_run_created=created.append,
+    )  # fmt: skip
+    async with asyncio.timeout(120):
+        assert "mine" in await first_output(stream)
+    assert "mine" not in (await outputs(client, "ls -A /workspace /tmp"))[0]
+    await client.runs.cancel(created[0]["thread_id"], created[0]["run_id"], wait=True)
 
 
 async def test_odd_output_never_breaks_a_run(client):

@@ -1,18 +1,20 @@
-"""A badly written graph: ``time.sleep`` in an async node holds the event loop for ``seconds``."""
+"""A badly written graph: ``time.sleep`` in an async node holds the event loop until the file ``until`` exists."""
 
 import time
+from pathlib import Path
 from typing import TypedDict
 
 from langgraph.graph import END, START, StateGraph
 
 
 class State(TypedDict, total=False):
-    seconds: float
+    until: str
     blocked: bool
 
 
 async def block(state: State) -> State:
-    time.sleep(state.get("seconds", 1))
+    while not Path(state["until"]).exists():
+        time.sleep(0.05)
     return {"blocked": True}
 
 
