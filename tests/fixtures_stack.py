@@ -39,9 +39,17 @@ async def engine() -> AsyncIterator[str]:
 
 
 async def start_stack(
-    engine: str, kind: str, *, project: Path = PROJECT, executors: int = 1, apis: int = 1, **env: str
+    engine: str,
+    kind: str,
+    *,
+    project: Path = PROJECT,
+    executors: int = 1,
+    apis: int = 1,
+    restart: bool = False,
+    **env: str,
 ) -> Stack:
-    """A started stack with a folder of its own; the caller stops it. ``env`` overrides `SETTINGS`."""
+    """A started stack with a folder of its own; the caller stops it. ``env`` overrides `SETTINGS`; with ``restart``
+    processes that die come back."""
     number = 0
     while True:
         number += 1
@@ -55,6 +63,7 @@ async def start_stack(
             apis=apis,
             sandbox="docker",
             env=settings,
+            restart=restart,
         )
         try:
             await stack.start()

@@ -21,6 +21,7 @@ from redis.exceptions import RedisError
 from sandfleet.fleet.executor.fenced_writer import FencedWriter, JournalRow
 from sandfleet.shared.db.pool import Pool
 from sandfleet.shared.errors import Superseded
+from sandfleet.shared.fault_points import reach
 from sandfleet.shared.ids import Fence
 from sandfleet.shared.settings import Settings
 from sandfleet.shared.streams.append import Appender, Entry, Outcome
@@ -289,6 +290,7 @@ class Publisher:
             stream.dropped += len(stream._flight)
             self._landed_one(stream)
         else:
+            reach("event.journalled")
             self._ready.append(stream)
             self._append_wake.set()
 

@@ -4,12 +4,14 @@ The newest checkpoint is the one with the highest database sequence. Ids carry t
 """
 
 import asyncio
+import logging
 import uuid
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import orjson
+import psycopg
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
     WRITES_IDX_MAP,
@@ -25,6 +27,7 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.types import ERROR
 from psycopg import AsyncConnection
+from psycopg_pool import PoolTimeout
 
 from sandfleet.fleet.executor import checkpoint_maintenance
 from sandfleet.fleet.executor.fenced_writer import (
@@ -37,10 +40,13 @@ from sandfleet.fleet.executor.fenced_writer import (
 from sandfleet.fleet.executor.serializer import TolerantSerializer
 from sandfleet.shared.db.pool import Pool
 from sandfleet.shared.errors import SandfleetError, Superseded
+from sandfleet.shared.fault_points import reach
 from sandfleet.shared.ids import Fence, Owner
 from sandfleet.shared.json_text import contains, to_json
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 INLINE_BYTES = 16 * 1024
 """Serialised channel values up to this size are in the checkpoint's own row; larger ones are stored once per version."""
@@ -48,6 +54,7 @@ INLINE_BYTES = 16 * 1024
 _SERIALIZER = TolerantSerializer()
 _REMEMBERED_NAMESPACES = 64
 _PAGE = 50
+_PAUSE_S = 0.5
 _COLUMNS = {"thread_id": "thread_id", "checkpoint_ns": "ns", "checkpoint_id": "checkpoint_id"}
 _SELECT = """
 select c.seq, c.thread_id, c.ns, c.checkpoint_id, c.parent_id, c.metadata, c.blobs, c.type, c.body,
@@ -154,7 +161,9 @@ class FencedSaver(BaseCheckpointSaver[int]):
         )
         if (written := self._written_if_known_empty(thread_id)) is not None:
             written.add(ns)
+        reach("checkpoint.before")
         await self._writer.write(self._fence or self._owner, rows)
+        reach("checkpoint.committed")
         self._remember(
             thread_id,
             ns,
@@ -271,11 +280,7 @@ class FencedSaver(BaseCheckpointSaver[int]):
         found, last_seq = 0, None
         page = _PAGE if filter or limit is None else limit
         while limit is None or found < limit:
-            async with self._pool.connection() as connection:
-                cursor = await connection.execute(
-                    query, [*self._owner, last_seq, last_seq, *parameters, page], binary=True
-                )
-                rows = await cursor.fetchall()
+            rows = await self._rows(query, [*self._owner, last_seq, last_seq, *parameters, page])
             for row in rows:
                 last_seq = row[0]
                 if filter and not contains(row[5], filter):
@@ -286,6 +291,17 @@ class FencedSaver(BaseCheckpointSaver[int]):
                     return
             if len(rows) < page:
                 return
+
+    async def _rows(self, query: bytes, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """Ask until PostgreSQL answers: its absence is a pause of the run, as it is for writes, and no error of the
+        graph's. Whoever breaks the run off cancels this."""
+        while True:
+            try:
+                async with self._pool.connection() as connection:
+                    return await (await connection.execute(query, parameters, binary=True)).fetchall()
+            except (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout, OSError) as error:
+                _log.warning("reading checkpoints failed, trying again: %s", type(error).__name__)
+                await asyncio.sleep(_PAUSE_S)
 
     def _tuple(self, row: Sequence[Any]) -> CheckpointTuple:
         _, thread_id, ns, checkpoint_id, parent_id, metadata, blobs, body_type, body = row[:9]

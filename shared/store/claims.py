@@ -12,6 +12,7 @@ from uuid import UUID
 
 from psycopg import AsyncConnection
 
+from sandfleet.shared.fault_points import reach
 from sandfleet.shared.ids import Fence, RunKey
 from sandfleet.shared.store.cancellation import TEMPORARY_KEEP_S
 from sandfleet.shared.store.ready import ReadyRuns, ready_by_pool
@@ -62,9 +63,10 @@ async def claim(
         """,
         (pool, owner, lease_s, limit, longest_waiting),
     )
-    return [
-        ClaimedRun(Fence(RunKey(row[0], row[1], row[2]), row[3]), *row[4:]) for row in await cursor.fetchall()
-    ]
+    rows = await cursor.fetchall()
+    if rows:
+        reach("run.claimed")
+    return [ClaimedRun(Fence(RunKey(row[0], row[1], row[2]), row[3]), *row[4:]) for row in rows]
 
 
 async def advance_clock(connection: Connection, pool: str, claimed: Iterable[ClaimedRun]) -> None:
@@ -166,6 +168,7 @@ class Ending:
 async def finish(connection: Connection, fence: Fence, ending: Ending) -> tuple[bool, ReadyRuns]:
     """The terminal transaction. Returns whether the run ended by this attempt (now, or before, when the reply of an
     earlier call was lost) and which pools got ready runs through it."""
+    reach("finish.before")
     # The function holds the tenant's lock until its transaction ends. A statement on its own ends it in the server; a
     # block would hold it over two more round trips of a busy process, and serialise the tenant's runs behind them.
     async with connection.transaction() if ending.rollback else nullcontext():
@@ -190,6 +193,7 @@ async def finish(connection: Connection, fence: Fence, ending: Ending) -> tuple[
         rows = await cursor.fetchall()
         if rows[0][0] == "done" and ending.rollback:
             await connection.execute("select erase_run(%s, %s, %s)", fence.key)
+    reach("finish.committed")
     return rows[0][0] != "superseded", ready_by_pool((row[1], row[2]) for row in rows)
 
 

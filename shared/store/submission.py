@@ -9,6 +9,7 @@ from psycopg import AsyncConnection
 
 from sandfleet.shared.db.pool import Pool
 from sandfleet.shared.errors import Conflict, NotFound, TooManyRequests
+from sandfleet.shared.fault_points import reach
 from sandfleet.shared.ids import RunKey
 
 INTERACTIVE, STANDARD, BATCH = 0, 1, 2
@@ -72,7 +73,9 @@ select * from submit_run(
 async def submit(pool: Pool, submission: Submission) -> Accepted:
     """Accept a run. See `submit_on` for what it raises."""
     async with pool.connection() as connection:
-        return await submit_on(connection, submission)
+        accepted = await submit_on(connection, submission)
+    reach("submit.committed")
+    return accepted
 
 
 async def submit_on(connection: AsyncConnection[Any], s: Submission) -> Accepted:

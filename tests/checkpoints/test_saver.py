@@ -18,9 +18,11 @@ from psycopg import AsyncConnection
 
 from sandfleet.fleet.executor.fenced_writer import FencedWriter
 from sandfleet.fleet.executor.saver import INLINE_BYTES, FencedSaver
+from sandfleet.shared.db.pool import open_pool
 from sandfleet.shared.errors import SandfleetError
 from sandfleet.shared.ids import Owner
 from tests.checkpoints.conftest import OWNER, MakeSaver, StartRun, count
+from tests.streams.wire import open_wire
 
 
 def joined(old: list[Any], new: list[Any]) -> list[Any]:
@@ -374,3 +376,20 @@ async def test_a_plain_call_on_the_event_loop_is_refused(make_saver: MakeSaver) 
     """Breaks without the check: it would wait for itself for ever."""
     with pytest.raises(SandfleetError, match="aget_state"):
         make_saver().get_tuple(at("t"))
+
+
+# --- outages -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_graph_waits_for_a_database_that_is_away(database: str, writer: FencedWriter) -> None:
+    """Reads are a pause, as writes are. Red when the pool's own patience becomes the graph's error."""
+    async with open_wire(database) as (wire, through), open_pool(through, 2) as pool:
+        graph = steps(FencedSaver(writer, pool, OWNER, None), lambda _: {"xs": ["done"]})
+        await graph.ainvoke({"xs": ["one"]}, at("away"))
+        pool.timeout = 0.1
+        await wire.cut()
+        turn = asyncio.create_task(graph.ainvoke({"xs": ["two"]}, at("away")))
+        done, _ = await asyncio.wait([turn], timeout=1.0)
+        assert not done
+        await wire.mend()
+        assert (await turn)["xs"] == ["one", "done", "two", "done"]
