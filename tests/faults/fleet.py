@@ -36,6 +36,11 @@ class Answer:
     body: Any = None
     retry_after: str | None = None
 
+    @property
+    def ended(self) -> float:
+        """`time.monotonic` when the answer was there."""
+        return self.at + self.took_s
+
 
 @dataclass
 class Fleet:
@@ -45,6 +50,8 @@ class Fleet:
     client: LangGraphClient
     http: httpx.AsyncClient
     points: Path
+    views: dict[str, View] = field(default_factory=dict)
+    """What the client of each run that is followed has seen so far."""
     watching: dict[str, "asyncio.Task[View]"] = field(default_factory=dict)
 
     async def sql(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
@@ -66,7 +73,8 @@ class Fleet:
 
     def follow(self, thread_id: str, run_id: str) -> None:
         """Follow a run in the background."""
-        self.watching[run_id] = asyncio.create_task(watch(self.http, View(thread_id, run_id)))
+        self.views[run_id] = View(thread_id, run_id)
+        self.watching[run_id] = asyncio.create_task(watch(self.http, self.views[run_id]))
 
     async def seen(self, run_id: str) -> View:
         """All that the run's client saw, once its stream has ended."""
@@ -93,6 +101,21 @@ class Fleet:
         )
         return status, attempt, deaths
 
+    async def over(self, run_id: str) -> str:
+        """The final status of a run, once it has one."""
+
+        async def status() -> str:
+            found = (await self.row(run_id))[0]
+            return "" if found in ("pending", "running") else found
+
+        return await eventually(status, ENDS_WITHIN_S, f"the end of {run_id}")  # type: ignore[no-any-return]
+
+    async def calls(self, name: str) -> list[float]:
+        """When the model was called under a correlation id (`time.monotonic`)."""
+        root = self.stack.info.provider_url.removesuffix("/v1")
+        answer = await self.http.get(f"{root}/_requests", params={"id": name})
+        return [arrival["monotonic_s"] for arrival in answer.json()["requests"]]
+
     async def journal(self, run_id: str) -> list[tuple[int, int, str]]:
         """A run's journal as (attempt, seq, event)."""
         return await self.sql(  # type: ignore[return-value]
@@ -101,7 +124,7 @@ class Fleet:
 
     async def values(self, run_id: str) -> dict[str, Any]:
         """What ``join`` gives."""
-        return await self.client.runs.join(self.watching[run_id].result().thread_id, run_id)  # type: ignore[return-value]
+        return await self.client.runs.join(self.views[run_id].thread_id, run_id)  # type: ignore[return-value]
 
     # --- faults ------------------------------------------------------------------------------------------------------
 
@@ -133,6 +156,20 @@ class Fleet:
         """Stop a server: connections to it are refused until it is restarted."""
         await self.stack.supervisor.stop(name)
 
+    async def in_order(self) -> None:
+        """No invariant is broken, within the minute that what is outside PostgreSQL may take."""
+
+        async def violations() -> list[Any]:
+            return list((await check_stack(self.stack.info)).violations)
+
+        async def none() -> bool:
+            return not await violations()
+
+        try:
+            await eventually(none, 70, "invariants")
+        except AssertionError:
+            raise AssertionError(f"invariants are broken: {await violations()}") from None
+
     async def well(self) -> None:
         """Return when a run passes through as on any day."""
 
@@ -145,7 +182,7 @@ class Fleet:
 
 @asynccontextmanager
 async def open_fleet(engine: str, kind: str, *, executors: int = 2, **env: str) -> AsyncIterator[Fleet]:
-    """A stack with short leases, whose dead executors come back. It must be in order at the end."""
+    """A stack with short leases, whose dead processes come back."""
     points = Path(os.environ.get("TMPDIR", "/tmp")) / f"sandfleet-points-{os.getpid()}-{kind}"
     points.mkdir()
     stack = await start_stack(
@@ -175,23 +212,7 @@ async def open_fleet(engine: str, kind: str, *, executors: int = 2, **env: str) 
             for task in fleet.watching.values():
                 task.cancel()
             await asyncio.gather(*fleet.watching.values(), return_exceptions=True)
-        await in_order(stack)
     finally:
         removed = await stack.stop()
         shutil.rmtree(points, ignore_errors=True)
     assert removed == []
-
-
-async def in_order(stack: Stack) -> None:
-    """No invariant is broken, within the minute that what is outside PostgreSQL may take."""
-
-    async def violations() -> list[Any]:
-        return list((await check_stack(stack.info)).violations)
-
-    async def none() -> bool:
-        return not await violations()
-
-    try:
-        await eventually(none, 70, "invariants")
-    except AssertionError:
-        raise AssertionError(f"invariants are broken: {await violations()}") from None

@@ -5,14 +5,13 @@ Each row of `EXPECTED` was seen red: with `finish` tried once only, with a death
 with a graph that begins anew at each attempt, with events appended before they are journalled.
 """
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.faults.fleet import Answer, Fleet, open_fleet
+from tests.faults.fleet import Answer, Fleet
 from tests.faults.view import View
 from tests.projects.basic.counter import expected_digest
 from tests.waiting import eventually
@@ -53,13 +52,12 @@ class Stories:
 
 
 @pytest.fixture(scope="module")
-async def stories(engine: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stories]:
+async def stories(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Stories:
     lines = tmp_path_factory.mktemp("effects") / "lines"
     lines.touch()
-    async with open_fleet(engine, "points", executors=2) as fleet:
-        executors = {each: await executor_story(fleet, *each, lines) for each in EXPECTED}
-        submits = {action: await submit_story(fleet, action) for action in SUBMITS}
-        yield Stories(executors, submits, lines.read_text())
+    executors = {each: await executor_story(fleet, *each, lines) for each in EXPECTED}
+    submits = {action: await submit_story(fleet, action) for action in SUBMITS}
+    return Stories(executors, submits, lines.read_text())
 
 
 async def executor_story(fleet: Fleet, point: str, action: str, lines: Path) -> Story:

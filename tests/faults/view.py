@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,6 +15,8 @@ class Seen(NamedTuple):
     id: str | None
     event: str
     data: Any
+    at: float
+    """`time.monotonic` when it came."""
 
 
 @dataclass
@@ -85,7 +88,12 @@ async def watch(http: httpx.AsyncClient, view: View) -> View:
                         cursor = block.get("id", cursor)
                         if "event" in block:
                             view.events.append(
-                                Seen(block.get("id"), block["event"], json.loads(block["data"]))
+                                Seen(
+                                    block.get("id"),
+                                    block["event"],
+                                    json.loads(block["data"]),
+                                    time.monotonic(),
+                                )
                             )
                         block = {}
         except httpx.HTTPError:
