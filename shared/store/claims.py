@@ -240,6 +240,22 @@ async def hand_over(connection: Connection, fences: Sequence[Fence]) -> tuple[li
     return given, await _still_running(connection, [fence for fence in fences if fence not in given])
 
 
+async def give_back_lost(connection: Connection, owner: str, known: Sequence[Fence]) -> list[Fence]:
+    """Give back what a claim of this owner took whose reply never came: nobody would renew it. ``known`` are the runs that
+    the owner has. Returns what was given back; it counts as no death."""
+    cursor = await connection.execute(
+        """
+        select r.tenant, r.user_id, r.run_id, r.attempt from runs r
+        where r.status = 'running' and r.lease_owner = %s and not exists (
+          select 1 from unnest(%s::text[], %s::text[], %s::uuid[], %s::int[]) f (tenant, user_id, run_id, attempt)
+          where r.tenant = f.tenant and r.user_id = f.user_id and r.run_id = f.run_id and r.attempt = f.attempt)
+        """,
+        (owner, *_columns(known)),
+    )
+    lost = [Fence(RunKey(*row[:3]), row[3]) for row in await cursor.fetchall()]
+    return await hand_over(connection, lost) if lost else []
+
+
 def at(base: datetime, elapsed_s: float | None) -> datetime | None:
     """A time on the database's clock: a base read from it plus what a monotonic clock has measured since."""
     return None if elapsed_s is None else base + timedelta(seconds=elapsed_s)

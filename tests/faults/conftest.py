@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from tests import leaks
 from tests.faults.fleet import Fleet, open_fleet
 
 
@@ -19,3 +20,12 @@ async def left_in_order(fleet: Fleet) -> AsyncIterator[None]:
     await fleet.well()
     yield
     await fleet.in_order()
+
+
+@pytest.fixture(autouse=True)
+async def nothing_left_behind(fleet: Fleet) -> AsyncIterator[None]:
+    """The check after each test, for a stack whose processes come and go."""
+    before = leaks.descendants()
+    yield
+    await leaks.check_processes([fleet.stack.supervisor], before)
+    await leaks.check_redis(fleet.stack.info.redis_url)

@@ -126,6 +126,11 @@ class Fleet:
         """What ``join`` gives."""
         return await self.client.runs.join(self.views[run_id].thread_id, run_id)  # type: ignore[return-value]
 
+    def processes(self) -> dict[str, int]:
+        """Process ids of API, executors and host by name."""
+        found = self.stack.info.processes
+        return {name: pid for name, pid in found.items() if name.startswith(("api", "executor", "host"))}
+
     # --- faults ------------------------------------------------------------------------------------------------------
 
     def arm(self, point: str, action: str = "kill") -> None:

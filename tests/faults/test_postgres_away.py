@@ -75,7 +75,7 @@ async def outage(fleet: Fleet, request: pytest.FixtureRequest) -> Outage:
         return min(seen) > 3 and len(await fleet.calls(kind)) > 1
 
     await eventually(begun, 60, "all runs under way")
-    before = processes(fleet)
+    before = fleet.processes()
     began = time.monotonic()
     if kind == "frozen":
         async with fleet.frozen("postgres"):
@@ -109,7 +109,7 @@ async def outage(fleet: Fleet, request: pytest.FixtureRequest) -> Outage:
             " where k.key like %s group by k.key",
             f"{kind}-%",
         ),
-        processes=(before, processes(fleet)),
+        processes=(before, fleet.processes()),
     )
 
 
@@ -147,11 +147,6 @@ async def send_again(fleet: Fleet, kind: str, n: int) -> Answer:
 
 async def cancelled_now(fleet: Fleet, run_id: str) -> bool:
     return (await fleet.post(cancel_path(fleet, run_id), None)).status in (202, 404)
-
-
-def processes(fleet: Fleet) -> dict[str, int]:
-    found = fleet.stack.info.processes
-    return {name: pid for name, pid in found.items() if name.startswith(("api", "executor", "host"))}
 
 
 async def test_no_attempt_is_lost(outage: Outage) -> None:
