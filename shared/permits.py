@@ -13,6 +13,7 @@ from sandfleet.shared.settings import Settings
 _BATCH = 10  # entries in one SQS batch call at most
 _LIMIT_S = 1.0
 """How long a call may take in all. What is not done by then is not needed: see each method."""
+_PATIENCE_S = 5.0  # beyond a long poll's own time
 
 T = TypeVar("T")
 
@@ -75,7 +76,7 @@ class Permits:
     async def receive(self, pool: str, limit: int, wait_s: int, visibility_s: int) -> list[str]:
         """Long-poll for up to ``limit`` permits (ten at most); returns their receipt handles. Raises TimeoutError when the
         queue has not answered soon after ``wait_s``: whoever polls also looks for ready runs then."""
-        async with asyncio.timeout(wait_s + _LIMIT_S):
+        async with asyncio.timeout(wait_s + _PATIENCE_S):
             client = await self._sqs()
             answer = await client.receive_message(
                 QueueUrl=self._urls[pool],

@@ -8,6 +8,7 @@ from redis.asyncio import Redis
 
 _KEEP = 1_000  # rings that a list keeps: more than any fleet has idle executors
 _TTL_S = 60
+_PATIENCE_S = 3.0  # beyond a block's own time
 _ANSWER_S = 1.0  # a Redis that hangs keeps nobody: a ring is not worth more
 
 
@@ -29,6 +30,6 @@ async def ring(redis: "Redis", counts: dict[str, int]) -> None:
 
 
 async def wait_for_ring(redis: "Redis", pool: str, timeout_s: int) -> bool:
-    """Block until somebody rings or the time is over; true if somebody rang. Raises as `ring` does."""
-    async with asyncio.timeout(timeout_s + _ANSWER_S):
+    """Block until somebody rings or the time is over; true if somebody rang. Raises as `ring` does, soon after that."""
+    async with asyncio.timeout(timeout_s + _PATIENCE_S):
         return await cast(Awaitable[object], redis.blpop([ring_key(pool)], timeout=timeout_s)) is not None

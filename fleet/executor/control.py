@@ -22,7 +22,7 @@ from sandfleet.shared.ids import Fence
 from sandfleet.shared.permits import Permits
 from sandfleet.shared.rings import ring, wait_for_ring
 from sandfleet.shared.settings import Settings
-from sandfleet.shared.store.claims import advance_clock, claim
+from sandfleet.shared.store.claims import advance_clock, claim, give_back_lost
 from sandfleet.shared.store.ready import ReadyRuns
 from sandfleet.shared.store.sweep import TURN as SWEEP_TURN
 from sandfleet.shared.store.sweep import sweep
@@ -55,6 +55,7 @@ class Executor:
         self._id = f"{settings.pool}-{uuid4().hex[:12]}"
         self._claim_now = asyncio.Event()
         self._claims = 0
+        self._claim_in_doubt_until = 0.0
         self._claiming: asyncio.Task[bool] | None = None
         self._draining = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -164,6 +165,8 @@ class Executor:
                         break
             except (psycopg.Error, OSError, TimeoutError) as error:
                 _log.warning("claiming failed: %s", type(error).__name__)
+                # It may have been carried out, or be so yet by a server that was frozen.
+                self._claim_in_doubt_until = time.monotonic() + self._settings.lease_s
                 await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
                 self._claim_now.set()
             self._settle_permits()
@@ -175,6 +178,8 @@ class Executor:
         longest = self._claims % _STARVATION_GUARD == 0
         sent = time.monotonic()
         async with self._claimer.connection() as connection:
+            if sent < self._claim_in_doubt_until:
+                await give_back_lost(connection, self._id, self._held.fences())
             claimed = await claim(
                 connection, settings.pool, self._id, settings.lease_s, free, longest_waiting=longest
             )

@@ -76,6 +76,10 @@ class HeldRuns:
         """Slots that are taken."""
         return len(self._runs)
 
+    def fences(self) -> list[Fence]:
+        """The runs that have a slot here."""
+        return list(self._runs)
+
     def add(self, run: ClaimedRun, deadline: float) -> None:
         """Begin a claimed run, whose lease holds until ``deadline`` on the monotonic clock."""
         held = _Held(run, Lease(deadline))

@@ -253,7 +253,7 @@ async def give_back_lost(connection: Connection, owner: str, known: Sequence[Fen
         (owner, *_columns(known)),
     )
     lost = [Fence(RunKey(*row[:3]), row[3]) for row in await cursor.fetchall()]
-    return await hand_over(connection, lost) if lost else []
+    return (await hand_over(connection, lost))[0] if lost else []
 
 
 def at(base: datetime, elapsed_s: float | None) -> datetime | None:
