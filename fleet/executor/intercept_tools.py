@@ -1,12 +1,14 @@
 """Where tool calls enter the ledger: around `BaseTool.run` and `arun`, which every call of a LangChain tool passes.
 
+A synchronous tool that is awaited enters before it goes to its thread, so that the ledger is written on the graphs' loop.
+
 So it needs nothing of a graph's author: `ToolNode`, agents, middleware that calls a tool several times and a node's own
 ``tool.ainvoke`` all end there, the synchronous ones in threads. Callback handlers can hold a call back but not answer it,
 and ``wrap_tool_call`` sees only what goes through one `ToolNode`. What `ToolNode` adds is the AI message that asks for a
 call; it is noted around its two methods that run one call.
 """
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -14,7 +16,8 @@ from typing import Any, Self
 
 from langchain_core.messages import AIMessage
 from langchain_core.runnables.config import var_child_runnable_config
-from langchain_core.tools import BaseTool
+from langchain_core.tools import BaseTool, StructuredTool, Tool
+from langchain_core.tools.base import _prep_run_args
 from langgraph.prebuilt import ToolNode
 
 from sandfleet.fleet.executor.ledger_links import Link
@@ -29,7 +32,11 @@ current_ledger: ContextVar[ToolLedger | None] = ContextVar("sandfleet_tool_ledge
 
 _asked: ContextVar[Asked | None] = ContextVar("sandfleet_asked_tool_call", default=None)
 
+_entered_already: ContextVar[BaseTool | None] = ContextVar("sandfleet_entered_tool", default=None)
+"""The tool whose call entered the ledger on its way to `run`."""
+
 _run, _arun = BaseTool.run, BaseTool.arun
+_ainvoke_structured, _ainvoke_simple = StructuredTool.ainvoke, Tool.ainvoke
 _run_one, _arun_one = ToolNode._run_one, ToolNode._arun_one
 
 
@@ -37,6 +44,8 @@ def install() -> None:
     """From now on tool calls of runs go through their ledgers; other calls are as they were. May be repeated."""
     BaseTool.run = _recorded_run  # type: ignore[method-assign]
     BaseTool.arun = _recorded_arun  # type: ignore[method-assign]
+    StructuredTool.ainvoke = _recorded_ainvoke(_ainvoke_structured)  # type: ignore[method-assign]
+    Tool.ainvoke = _recorded_ainvoke(_ainvoke_simple)  # type: ignore[method-assign]
     ToolNode._run_one = _noted_run_one  # type: ignore[method-assign]
     ToolNode._arun_one = _noted_arun_one  # type: ignore[method-assign]
 
@@ -125,6 +134,9 @@ def _entered(tool: BaseTool, tool_input: Any, kwargs: dict[str, Any]) -> _Entere
     """The call as the ledger knows it; None outside runs."""
     if isinstance(tool, _Answer):
         return None
+    if _entered_already.get() is tool:
+        _entered_already.set(None)
+        return None
     configurable = (kwargs.get("config") or {}).get("configurable") or {}
     ledger: ToolLedger | None = configurable.get(LEDGER_KEY) or current_ledger.get()
     if ledger is None:
@@ -185,15 +197,47 @@ async def _recorded_arun(self: BaseTool, tool_input: Any, *args: Any, **kwargs: 
     entered = _entered(self, tool_input, kwargs)
     if entered is None:
         return await _arun(self, tool_input, *args, **kwargs)
+    answer = await _answered(entered)
+    if answer is not None:
+        return await _arun(answer, entered.shown, *args, **kwargs)
+    return await _made(entered, partial(_arun, self, tool_input, *args, **kwargs))
+
+
+def _recorded_ainvoke(ainvoke: Any) -> Any:
+    async def recorded_ainvoke(self: Any, input: Any, config: Any = None, **kwargs: Any) -> Any:
+        ledger = current_ledger.get()
+        if self.coroutine is not None or ledger is None or not ledger.links.on_loop():
+            return await ainvoke(self, input, config, **kwargs)
+        tool_input, run_kwargs = _prep_run_args(input, config, **kwargs)
+        entered = _entered(self, tool_input, run_kwargs)
+        if entered is None:
+            return await ainvoke(self, input, config, **kwargs)
+        answer = await _answered(entered)
+        if answer is not None:
+            return await _arun(answer, entered.shown, **run_kwargs)
+        token = _entered_already.set(self)
+        try:
+            return await _made(entered, partial(ainvoke, self, input, config, **kwargs))
+        finally:
+            _entered_already.reset(token)
+
+    return recorded_ainvoke
+
+
+async def _answered(entered: _Entered) -> BaseTool | None:
+    """Begin the call; what answers it if it must not be made."""
     if entered.refused is not None:
-        return await _arun(entered.refusal(), entered.shown, *args, **kwargs)
+        return entered.refusal()
+    recorded = await entered.ledger.links.use(entered.begin)
+    return None if recorded is None else entered.answer(recorded)
+
+
+async def _made(entered: _Entered, make: Callable[[], Awaitable[Any]]) -> Any:
+    """Make the call that has begun, and record how it ended."""
     links = entered.ledger.links
-    recorded = await links.use(entered.begin)
-    if recorded is not None:
-        return await _arun(entered.answer(recorded), entered.shown, *args, **kwargs)
     with entered.body():
         try:
-            value = await _arun(self, tool_input, *args, **kwargs)
+            value = await make()
         except BaseException as error:
             await links.use(partial(entered.raised, error))
             raise

@@ -41,9 +41,13 @@ class LedgerLinks:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._side: Link | None = None
 
+    def on_loop(self) -> bool:
+        """Whether the current code is a coroutine on the graphs' loop."""
+        return asyncio.get_running_loop() is self._here.writer.loop
+
     async def use(self, work: Work[T]) -> T:
         """Do ``work`` from whatever event loop this is."""
-        if asyncio.get_running_loop() is self._here.writer.loop:
+        if self.on_loop():
             return await work(self._here)
         return await asyncio.wrap_future(self._elsewhere(work))
 
