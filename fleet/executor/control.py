@@ -39,6 +39,7 @@ _RING_BLOCK_S = 5
 _REDIS_LIMIT_S = 5.0
 _CANCELS_EVERY_S = 1.0
 _HEARTBEAT_EVERY_S = 3.0
+_NEXT_SUSPECT_S = 1.0
 _LOOK_EVERY_S = 0.25
 _PAUSE_AFTER_ERROR_S = 0.5
 _START_PATIENCE_S = 60.0
@@ -136,6 +137,7 @@ class Executor:
             self._every(settings.cancel_poll_ms / 1000, self._held.tend_stuck),
             self._every(_CANCELS_EVERY_S, self._held.poll_cancels),
             self._every(_LOOK_EVERY_S, self._look_at_the_graphs),
+            self._every(_NEXT_SUSPECT_S, self._ask_for_the_next_suspect),
             self._every(settings.sweep_every_s, self._sweep),
             self._every(_HEARTBEAT_EVERY_S, self._heartbeat),
         ]
@@ -188,6 +190,11 @@ class Executor:
             if claimed:
                 await advance_clock(connection, settings.pool, claimed)
         return len(claimed) == (1 if longest else free)
+
+    async def _ask_for_the_next_suspect(self) -> None:
+        """The database gives one at a time, and nobody rings when this one has shown that it kills no executor."""
+        if self._held.has_suspect:
+            self._claim_now.set()
 
     async def _listen_for_rings(self) -> None:
         """Block on the pool's ring while a slot is free."""

@@ -44,6 +44,8 @@ class ClaimedRun:
     """An earlier attempt of this run has written a checkpoint: go on from it, not from the input."""
     head_checkpoint_id: str | None
     """The thread's newest checkpoint; None when it has none."""
+    suspect: bool = False
+    """It lost two executors in a row: this one gets no second run like it until it has written a checkpoint."""
 
 
 async def claim(
@@ -55,11 +57,8 @@ async def claim(
         select r.tenant, r.user_id, r.run_id, r.attempt, r.thread_id, r.assistant_id, r.graph_id, r.kind, r.class, r.vtime,
                r.kwargs, r.metadata, r.cancel_action, clock_timestamp(), r.timeout_s,
                r.timeout_s - extract(epoch from clock_timestamp() - r.started_at)::double precision,
-               r.attempt > 1 and exists (select 1 from checkpoints c where c.tenant = r.tenant and c.user_id = r.user_id
-                                         and c.thread_id = r.thread_id::text and c.ns = '' and c.run_id = r.run_id),
-               (select c.checkpoint_id from checkpoints c where c.tenant = r.tenant and c.user_id = r.user_id
-                and c.thread_id = r.thread_id::text and c.ns = '' order by c.seq desc limit 1)
-        from claim_runs(%s, %s, %s, %s, %s) r
+               c.o_resumes, c.o_head, r.deaths >= 2
+        from claim_runs(%s, %s, %s, %s, %s) c, lateral (select (c.o_run).*) r
         """,
         (pool, owner, lease_s, limit, longest_waiting),
     )

@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -45,21 +46,25 @@ async def _session(
     if removed:
         report.problems.append(f"had to be removed by force: {removed}")
     print("\n".join(report.lines()), flush=True)
-    return 1 if report.problems else 0
+    if report.problems:
+        print(f"database and logs are in {root}", flush=True)
+        return 1
+    shutil.rmtree(root)
+    return 0
 
 
 def main(
     seed: Annotated[int | None, typer.Option(help="Default: a random one.")] = None,
     runs: Annotated[int, typer.Option(help="Runs to be accepted, at least.")] = 1000,
     faults_s: Annotated[float | None, typer.Option(help="How long faults come; default: to the end.")] = None,
-    root: Annotated[Path, typer.Option(help="Folder of the stack.")] = Path(".sandfleet/chaos"),
+    folder: Annotated[Path, typer.Option(help="Folder for stacks.")] = Path(".sandfleet/chaos"),
     sandbox: Annotated[str, typer.Option(help="auto, docker or bwrap.")] = "auto",
     quiet: Annotated[bool, typer.Option(help="Do not print each fault.")] = False,
 ) -> None:
     """A session of chaos on a stack of its own. Exits with 1 if anything was wrong."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     chosen = random.SystemRandom().randrange(1_000_000) if seed is None else seed
-    terminal.run(_session(chosen, runs, faults_s, root, sandbox, quiet))
+    terminal.run(_session(chosen, runs, faults_s, folder, sandbox, quiet))
 
 
 if __name__ == "__main__":

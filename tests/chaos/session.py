@@ -10,11 +10,12 @@ from pathlib import Path
 
 import psycopg
 
+from sandfleet.localstack.deployment_check import check_stack
 from sandfleet.localstack.stack import Stack
+from sandfleet.shared.invariants import GONE_S
 from tests.chaos.api import Api
 from tests.chaos.ends import Ends
 from tests.chaos.faults import Faults
-from tests.chaos.reconciled import left_over
 from tests.chaos.schedule import schedule
 from tests.chaos.submitters import Submitters
 from tests.chaos.verdict import verdict
@@ -114,7 +115,7 @@ async def chaos(
         await api.aclose()
     report.problems += faults.problems
     report.problems += await verdict(stack, submitters.records, effects)
-    report.problems += await left_over(stack.info.database_url)
+    report.problems += await _broken_invariants(stack)
     await _fill(report, stack, submitters, faults)
     report.retries = api.retries
     return report
@@ -127,6 +128,16 @@ async def _quiet(submitting: "asyncio.Task[None]", ends: Ends) -> None:
         await asyncio.wait({submitting}, timeout=1.0)
         if time.monotonic() > max(ends.progress_at, quiet_since) + NO_PROGRESS_S:
             return
+
+
+async def _broken_invariants(stack: Stack) -> list[str]:
+    """What `sandfleet invariants` finds when whatever had to follow has had the time for it."""
+    deadline = time.monotonic() + 2 * GONE_S
+    while True:
+        found = (await check_stack(stack.info)).violations
+        if not found or time.monotonic() > deadline:
+            return [f"invariant: {violation.rule}: {violation.id}: {violation.detail}" for violation in found]
+        await asyncio.sleep(1.0)
 
 
 async def _fill(report: Report, stack: Stack, submitters: Submitters, faults: Faults) -> None:

@@ -113,30 +113,60 @@ begin
   return query select 'created', r.run_id, r.thread_id, g, r.created_at, r.metadata, stop;
 end $$;
 
+-- Whether an executor holds a suspect: a run that lost two executors in a row and has not shown by a new checkpoint that it
+-- was not to blame.
+create function holds_suspect(p_owner text) returns boolean language sql stable as $$
+  select exists (
+    select 1 from runs r where r.status = 'running' and r.deaths >= 2 and r.lease_owner = p_owner
+      and not exists (select 1 from checkpoints c where c.tenant = r.tenant and c.user_id = r.user_id
+                      and c.thread_id = r.thread_id::text and c.run_id = r.run_id and c.attempt = r.attempt))
+$$;
+
 -- Give pending runs that are ready to an executor, in fair order: class, then virtual time. With p_longest it gives one
--- run, the head of the class that has waited longest, so that no class starves.
+-- run, the head of the class that has waited longest, so that no class starves. An executor gets one suspect at a time: if
+-- a run kills executors, those that ran beside it are told from it before they reach the limit, too.
+-- o_resumes: an earlier attempt has written a checkpoint. o_head: the thread's newest checkpoint.
 create function claim_runs(p_pool text, p_owner text, p_lease_s double precision, p_limit int, p_longest boolean)
-returns setof runs language plpgsql as $$
+returns table (o_run runs, o_resumes boolean, o_head text) language plpgsql as $$
 declare
   low smallint := 0;
   high smallint := 2;
   n int := p_limit;
+  taken runs[];
 begin
   if p_longest then
     select h.class, h.class, 1 into low, high, n from generate_series(0, 2) c,
       lateral (select class, ready_at from runs where status = 'pending' and gate is null and pool = p_pool and class = c order by vtime, seq limit 1) h
       order by h.ready_at limit 1;
   end if;
-  return query
-    with head as materialized (
-      select tenant, user_id, run_id from runs
-      where status = 'pending' and gate is null and pool = p_pool and class between low and high
-      order by class, vtime, seq limit n for update skip locked)
+  with fit as materialized (
+    select tenant, user_id, run_id, class, vtime, seq from runs
+      where status = 'pending' and gate is null and pool = p_pool and class between low and high and deaths < 2
+      order by class, vtime, seq limit n for update skip locked),
+  suspect as materialized (
+    select tenant, user_id, run_id, class, vtime, seq from runs
+      where status = 'pending' and gate is null and pool = p_pool and class between low and high and deaths >= 2
+        and not holds_suspect(p_owner)
+      order by class, vtime, seq limit 1 for update skip locked),
+  head as (
+    select * from (select * from fit union all select * from suspect) h order by class, vtime, seq limit n),
+  claimed as (
     update runs r set status = 'running', attempt = r.attempt + 1, lease_owner = p_owner,
         lease_expires_at = clock_timestamp() + make_interval(secs => p_lease_s),
         started_at = coalesce(r.started_at, clock_timestamp()), updated_at = clock_timestamp()
       from head h where r.tenant = h.tenant and r.user_id = h.user_id and r.run_id = h.run_id
-      returning r.*;
+      returning r as run)
+  select array_agg(run) into taken from claimed;
+  if taken is null then
+    return;
+  end if;
+  -- A statement of its own: it must see what was committed before the claim, and the caller's statement began earlier.
+  return query select r, r.attempt > 1 and exists (
+        select 1 from checkpoints c where c.tenant = r.tenant and c.user_id = r.user_id and c.thread_id = r.thread_id::text
+          and c.ns = '' and c.run_id = r.run_id),
+      (select c.checkpoint_id from checkpoints c where c.tenant = r.tenant and c.user_id = r.user_id
+        and c.thread_id = r.thread_id::text and c.ns = '' order by c.seq desc limit 1)
+    from unnest(taken) r;
 end $$;
 
 -- Put a terminal state in place and close all that hangs on the run: thread, slot, journal, tool calls.

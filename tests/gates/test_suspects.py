@@ -1,0 +1,150 @@
+"""Runs that lost their executors: which of them killed it, and where each goes on from."""
+
+import asyncio
+import uuid
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from sandfleet.shared.db.pool import open_pool
+from sandfleet.shared.ids import Owner, RunKey, graph_assistant_id, new_id
+from sandfleet.shared.store.api_keys import create_key
+from sandfleet.shared.store.claims import Ending, claim, finish, hand_over
+from sandfleet.shared.store.submission import Submission, submit
+from sandfleet.shared.store.sweep import sweep
+from tests.waiting import eventually
+
+OWNER = Owner("acme", "ann")
+LIMIT = 5
+
+
+@pytest.fixture
+async def pool(database):
+    async with open_pool(database, 4) as pool:
+        async with pool.connection() as connection:
+            await connection.execute(
+                "truncate runs, threads, journal, checkpoints, api_keys, tenants, flows, vclock cascade"
+            )
+            await create_key(connection, OWNER, "test")
+        yield pool
+
+
+@pytest.fixture
+async def connection(database):
+    async with await psycopg.AsyncConnection.connect(database, autocommit=True) as connection:
+        yield connection
+
+
+async def submitted(pool, count):
+    """Ids of this many new runs."""
+    return [
+        (
+            await submit(
+                pool,
+                Submission(
+                    RunKey(*OWNER, new_id()),
+                    new_id(),
+                    graph_assistant_id("g"),
+                    "g",
+                    "default",
+                    "{}",
+                    create_thread=True,
+                ),
+            )
+        ).run_id
+        for _ in range(count)
+    ]
+
+
+async def claimed(connection, owner, limit, lease_s=60.0):
+    return await claim(connection, "default", owner, lease_s, limit, longest_waiting=False)
+
+
+async def write_checkpoint(connection, run):
+    await connection.execute(
+        """insert into checkpoints (tenant, user_id, thread_id, ns, checkpoint_id, run_id, attempt, metadata, type, body)
+           values (%s, %s, %s, '', %s, %s, %s, %s, 'json', '{}')""",
+        (*OWNER, str(run.thread_id), uuid.uuid4().hex, run.fence.key.run_id, run.fence.attempt, Jsonb({})),
+    )
+
+
+async def suspects(pool, connection, count):
+    """Ids of runs that have lost two executors in a row."""
+    ids = await submitted(pool, count)
+    await connection.execute("update runs set deaths = 2 where run_id = any(%s)", (ids,))
+    return ids
+
+
+async def test_an_executor_gets_one_suspect_at_a_time(pool, connection):
+    """Red when suspects are claimed together, or an executor that holds one gets another."""
+    await suspects(pool, connection, 3)
+    fresh = await submitted(pool, 4)
+    first = await claimed(connection, "a", 64)
+    assert [run.suspect for run in first].count(True) == 1
+    assert {run.fence.key.run_id for run in first if not run.suspect} == set(fresh)
+    assert await claimed(connection, "a", 64) == []
+    assert [run.suspect for run in await claimed(connection, "b", 64)] == [True]
+
+
+async def test_the_next_suspect_comes_when_the_last_one_is_cleared_or_over(pool, connection):
+    """Red when a run counts as a suspect for ever: the others would wait for as long as it runs."""
+    await suspects(pool, connection, 3)
+    (first,) = await claimed(connection, "a", 64)
+    await write_checkpoint(connection, first)
+    (second,) = await claimed(connection, "a", 64)
+    assert await claimed(connection, "a", 64) == []
+    await finish(connection, second.fence, Ending("success", '[[0, "end", "null"]]'))
+    assert len(await claimed(connection, "a", 64)) == 1
+
+
+async def test_a_suspect_keeps_its_place_in_the_fair_order(pool, connection):
+    """Red when suspects go first, or last."""
+    before = await submitted(pool, 2)
+    (suspect,) = await suspects(pool, connection, 1)
+    await submitted(pool, 2)
+    order = [(await claimed(connection, "a", 1))[0].fence.key.run_id for _ in range(3)]
+    assert order == [*before, suspect]
+
+
+async def test_a_run_that_kills_its_executor_takes_no_other_run_with_it(pool, connection):
+    """The executor dies as soon as it has begun the poisonous run, before any run beside it has come to a checkpoint.
+    Red when those are claimed with it again and again, since all of them reach the limit together."""
+    poison, *others = await submitted(pool, 40)
+    for life in range(1_000):
+        runs = await claimed(connection, f"executor-{life}", 64, lease_s=-1)
+        if not runs:
+            break
+        if poison not in {run.fence.key.run_id for run in runs}:
+            for run in runs:
+                await finish(connection, run.fence, Ending("success", '[[0, "end", "null"]]'))
+        await sweep(connection, LIMIT, 0, 3600)
+    cursor = await connection.execute("select run_id, error->>'error' from runs where status = 'error'")
+    assert await cursor.fetchall() == [(poison, "ExecutorLost")]
+    cursor = await connection.execute("select count(*) from runs where status = 'success'")
+    assert await cursor.fetchone() == (len(others),)
+
+
+async def test_a_claim_sees_all_that_was_committed_before_it(pool, connection, database):
+    """A run is claimed, writes its first checkpoint and is handed over while another executor's claim has just begun and
+    waits for a lock. Red when that reads the checkpoints as they were at its begin: the run would start anew."""
+    await submitted(pool, 1)
+    (run,) = await claimed(connection, "a", 1)
+    async with await psycopg.AsyncConnection.connect(database, autocommit=True) as other:
+        async with connection.transaction():
+            await connection.execute("lock table runs in exclusive mode")
+            claiming = asyncio.create_task(claimed(other, "b", 1))
+
+            async def waits():
+                cursor = await connection.execute(
+                    "select 1 from pg_locks where pid = %s and not granted", (other.info.backend_pid,)
+                )
+                return await cursor.fetchone()
+
+            await eventually(waits, 20, "the claim waits")
+            await write_checkpoint(connection, run)
+            await hand_over(connection, [run.fence])
+        (successor,) = await claiming
+    assert successor.fence.attempt == 2
+    assert successor.resumes
+    assert successor.head_checkpoint_id is not None
