@@ -152,6 +152,19 @@ def invariants(
     terminal.run(command.invariants(root, as_json, all_runs))
 
 
+@app.command("dead-letters")
+def dead_letters(
+    redrive: Annotated[bool, typer.Option(help="Send them to their queues anew, and remove them.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many of each pool at most.")] = 100,
+    root: Root = ROOT,
+) -> None:
+    """List permits that were received again and again by executors that died."""
+    from sandfleet.localstack import terminal
+    from sandfleet.localstack.commands import dead_letters as command
+
+    terminal.run(command.dead_letters(root, redrive, limit))
+
+
 @db.command()
 def migrate(root: Root = ROOT) -> None:
     """Bring the database to the newest schema."""

@@ -29,7 +29,8 @@ class Permits:
         self._opening = asyncio.Lock()
         self._client: Any = None
 
-    async def _sqs(self) -> Any:
+    async def client(self) -> Any:
+        """The SQS client, connected at its first use."""
         async with self._opening:
             if self._client is None:
                 # Imported here: it costs a Lambda's cold start a third of a second, and only submits need it.
@@ -67,7 +68,7 @@ class Permits:
         if url is None:
             return
         async with asyncio.timeout(_LIMIT_S):
-            client = await self._sqs()
+            client = await self.client()
             for chunk in _chunks(range(count)):
                 await client.send_message_batch(
                     QueueUrl=url, Entries=[{"Id": str(i), "MessageBody": pool} for i in chunk]
@@ -77,7 +78,7 @@ class Permits:
         """Long-poll for up to ``limit`` permits (ten at most); returns their receipt handles. Raises TimeoutError when the
         queue has not answered soon after ``wait_s``: whoever polls also looks for ready runs then."""
         async with asyncio.timeout(wait_s + _PATIENCE_S):
-            client = await self._sqs()
+            client = await self.client()
             answer = await client.receive_message(
                 QueueUrl=self._urls[pool],
                 MaxNumberOfMessages=min(limit, _BATCH),
@@ -90,7 +91,7 @@ class Permits:
         """Delete permits, within a second in all: one that is left comes back, and is found to be surplus. An expired handle
         is refused by some servers and accepted by others: both are fine."""
         async with asyncio.timeout(_LIMIT_S):
-            client = await self._sqs()
+            client = await self.client()
             for chunk in _chunks(handles):
                 await client.delete_message_batch(
                     QueueUrl=self._urls[pool],
@@ -99,7 +100,7 @@ class Permits:
 
     async def extend(self, pool: str, handles: Sequence[str], visibility_s: int) -> None:
         """Keep permits invisible for ``visibility_s`` from now."""
-        client = await self._sqs()
+        client = await self.client()
         for chunk in _chunks(handles):
             await client.change_message_visibility_batch(
                 QueueUrl=self._urls[pool],
@@ -111,11 +112,15 @@ class Permits:
 
     async def visible(self, pool: str) -> int:
         """Permits that an executor could receive now. SQS counts approximately, and some seconds late."""
-        client = await self._sqs()
+        client = await self.client()
         answer = await client.get_queue_attributes(
             QueueUrl=self._urls[pool], AttributeNames=["ApproximateNumberOfMessages"]
         )
         return int(answer["Attributes"]["ApproximateNumberOfMessages"])
+
+    def url(self, pool: str) -> str:
+        """The queue of a pool that has one."""
+        return self._urls[pool]
 
     def pools(self) -> list[str]:
         """The pools that have a queue."""

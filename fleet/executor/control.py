@@ -23,10 +23,7 @@ from sandfleet.shared.permits import Permits
 from sandfleet.shared.rings import ring, wait_for_ring
 from sandfleet.shared.settings import Settings
 from sandfleet.shared.store.claims import advance_clock, claim, give_back_lost
-from sandfleet.shared.store.ready import ReadyRuns
-from sandfleet.shared.store.sweep import TURN as SWEEP_TURN
-from sandfleet.shared.store.sweep import sweep
-from sandfleet.shared.store.turns import take_turn
+from sandfleet.shared.store.sweep import sweep_in_turn
 from sandfleet.shared.top_up import missing_permits, wanted_permits
 from sandfleet.shared.waker import Waker
 
@@ -231,19 +228,10 @@ class Executor:
 
     async def _sweep(self) -> None:
         """Sweep, and top queues up, when it is this executor's turn."""
-        settings = self._settings
         async with self._chores.connection() as connection:
-            ready: ReadyRuns = {}
-            if await take_turn(connection, SWEEP_TURN, settings.sweep_every_s):
-                ready = await sweep(
-                    connection,
-                    settings.poison_limit,
-                    settings.lease_s,
-                    settings.idempotency_ttl_s,
-                    settings.journal_retention_s,
-                )
+            ready = await sweep_in_turn(connection, self._settings)
             wanted = await wanted_permits(connection)
-        self._waker.wake_all(ready)
+        self._waker.wake_all(ready or {})
         self._waker.wake_all(await missing_permits(self._permits, wanted))
 
     async def _heartbeat(self) -> None:

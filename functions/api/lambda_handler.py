@@ -4,23 +4,19 @@ A Lambda answers when a response is complete, so streams and waits are windows: 
 client comes back with the last id, a wait answers 503 with ``Location``.
 """
 
-import logging
 from typing import Any
 
-from aws_lambda_powertools import Logger
 from mangum import Mangum
 
 from sandfleet.functions.api.app import create_app
+from sandfleet.functions.lambda_logs import lambda_logger
 from sandfleet.shared.settings import settings
 
 WINDOW_S = 20.0
 """Longest response unless ``SANDFLEET_RESPONSE_WINDOW_S`` is set: an API Gateway gives up after 29 s."""
 
 _configured = settings()
-logger = Logger(service="sandfleet-api", level=_configured.log_level)
-_ours = logging.getLogger("sandfleet")
-_ours.handlers, _ours.propagate = logger.handlers, False
-_ours.setLevel(_configured.log_level)
+logger = lambda_logger("sandfleet-api", _configured)
 
 _window_s = _configured.response_window_s or WINDOW_S
 _app = create_app(_configured.model_copy(update={"response_window_s": _window_s}), buffered=True)

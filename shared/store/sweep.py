@@ -19,6 +19,7 @@ import psycopg
 from psycopg import AsyncConnection
 
 from sandfleet.shared.ids import RunKey
+from sandfleet.shared.settings import Settings
 from sandfleet.shared.store.cancellation import TEMPORARY_KEEP_S
 from sandfleet.shared.store.expiry import (
     BATCH,
@@ -31,14 +32,12 @@ from sandfleet.shared.store.expiry import (
 from sandfleet.shared.store.ready import ReadyRuns, ready_by_pool
 from sandfleet.shared.store.runs import settle_thread
 from sandfleet.shared.store.threads import lock
+from sandfleet.shared.store.turns import take_turn
 
 _log = logging.getLogger(__name__)
 
 Connection = AsyncConnection[Any]
 Ready = list[tuple[str | None, int]]
-
-TURN = "sweep"
-"""Name of the turn that says who sweeps."""
 
 _ROUNDS = 10  # batches of a kind in a pass
 _PASS_S = 2.0  # no batch begins later in a pass: whoever sweeps has other duties
@@ -54,6 +53,19 @@ _TIMEOUT_GRACE_S = 10.0
 
 _POISON = """{"error": "ExecutorLost", "message": "The executor died several times in a row while it ran this run, without a new checkpoint. Look for crashes (memory, native code) in the graph."}"""
 _OVERDUE = """{"error": "RunTimeout", "message": "The run exceeded its time limit."}"""
+
+
+async def sweep_in_turn(connection: Connection, settings: Settings) -> ReadyRuns | None:
+    """A pass if it is our turn; None if somebody else has swept within ``settings.sweep_every_s``."""
+    if not await take_turn(connection, "sweep", settings.sweep_every_s):
+        return None
+    return await sweep(
+        connection,
+        settings.poison_limit,
+        settings.lease_s,
+        settings.idempotency_ttl_s,
+        settings.journal_retention_s,
+    )
 
 
 async def sweep(

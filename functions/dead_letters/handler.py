@@ -1,0 +1,77 @@
+"""Consume dead-letter queues: hold each dead permit against PostgreSQL, report it, and let it go.
+
+SQS removes the messages of a call that returns; one that fails is tried again.
+"""
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+from aws_lambda_powertools import Metrics, single_metric
+from aws_lambda_powertools.metrics import MetricUnit
+from aws_lambda_powertools.utilities.data_classes import SQSEvent
+from psycopg import AsyncConnection
+
+from sandfleet.functions.lambda_logs import lambda_logger
+from sandfleet.shared.dead_letters import pool_state, reconcile
+from sandfleet.shared.permits import Permits
+from sandfleet.shared.settings import Settings, settings
+
+_configured = settings()
+logger = lambda_logger("sandfleet-dead-letters", _configured)
+metrics = Metrics(namespace="sandfleet", service="dead-letters")
+
+
+@logger.inject_lambda_context(clear_state=True)
+@metrics.log_metrics
+def handler(event: dict[str, Any], _: Any) -> dict[str, int]:
+    """Entry point of the function: an event of SQS. Returns how many permits of each pool were dead."""
+    dead: Counter[str] = Counter()
+    for record in SQSEvent(event).records:
+        dead[record.body] += 1
+        logger.warning(
+            "dead permit",
+            extra={
+                "pool": record.body,
+                "message_id": record.message_id,
+                "receives": record.attributes.approximate_receive_count,
+                "sent_ms": record.attributes.sent_timestamp,
+            },
+        )
+    metrics.add_metric(name="DeadPermits", unit=MetricUnit.Count, value=dead.total())
+    asyncio.run(_reconcile(_configured, dead))
+    return dict(dead)
+
+
+async def _reconcile(config: Settings, dead: Counter[str]) -> None:
+    permits = Permits(config)
+    try:
+        async with await AsyncConnection.connect(
+            config.database_url,
+            autocommit=True,
+            connect_timeout=5,
+            prepare_threshold=None,
+            application_name="sandfleet-dead-letters",
+        ) as connection:
+            for pool, count in dead.items():
+                state = await pool_state(connection, pool)
+                sent = await reconcile(connection, permits, pool, count)
+                logger.warning(
+                    "permits of a pool died: executors took them and ended without a word",
+                    extra={
+                        "pool": pool,
+                        "dead": count,
+                        "sent_anew": sent,
+                        "ready": state.ready,
+                        "running": state.running,
+                        "oldest_ready_s": round(state.oldest_ready_s, 1),
+                        "executors": state.executors,
+                        "most_deaths": state.most_deaths,
+                    },
+                )
+                with single_metric(
+                    name="DeadPermitsOfPool", unit=MetricUnit.Count, value=count, namespace="sandfleet"
+                ) as metric:
+                    metric.add_dimension(name="pool", value=pool)
+    finally:
+        await permits.aclose()

@@ -1,0 +1,72 @@
+"""Sweep while no executor does.
+
+EventBridge calls this once a minute at best, and leases expire only while sweeps come without a pause (a database that was
+away must not cost an attempt). So one call goes on for a lease and some, unless executors take the turns.
+"""
+
+import asyncio
+import time
+from typing import Any
+
+from aws_lambda_powertools import Metrics
+from aws_lambda_powertools.metrics import MetricUnit
+from psycopg import AsyncConnection
+from redis.asyncio import Redis
+
+from sandfleet.functions.lambda_logs import lambda_logger
+from sandfleet.shared.permits import Permits
+from sandfleet.shared.settings import Settings, settings
+from sandfleet.shared.store.sweep import sweep_in_turn
+from sandfleet.shared.top_up import missing_permits, wanted_permits
+from sandfleet.shared.waker import Waker
+
+_MARGIN_S = 5.0  # passes beyond a lease, and what must be left of the call's time
+_OTHERS_SWEEP = 3  # turns in a row that somebody else took
+
+_configured = settings()
+logger = lambda_logger("sandfleet-sweeper", _configured)
+metrics = Metrics(namespace="sandfleet", service="sweeper")
+
+
+@logger.inject_lambda_context(clear_state=True)
+@metrics.log_metrics
+def handler(_: dict[str, Any], context: Any) -> dict[str, int]:
+    """Entry point of the function. Returns how many passes were made and how many runs became ready by them."""
+    limit_s = context.get_remaining_time_in_millis() / 1000 - _MARGIN_S
+    passes, ready = asyncio.run(_sweep(_configured, min(_configured.lease_s + _MARGIN_S, limit_s)))
+    metrics.add_metric(name="SweepPasses", unit=MetricUnit.Count, value=passes)
+    metrics.add_metric(name="RunsMadeReady", unit=MetricUnit.Count, value=ready)
+    logger.info("swept", extra={"passes": passes, "ready": ready})
+    return {"passes": passes, "ready": ready}
+
+
+async def _sweep(config: Settings, for_s: float) -> tuple[int, int]:
+    end = time.monotonic() + for_s
+    passes = made_ready = missed = 0
+    permits = Permits(config)
+    redis = Redis.from_url(config.redis_url, socket_timeout=2.0, socket_connect_timeout=2.0)
+    waker = Waker(redis, permits)
+    try:
+        async with await AsyncConnection.connect(
+            config.database_url,
+            autocommit=True,
+            connect_timeout=5,
+            prepare_threshold=None,
+            application_name="sandfleet-sweeper",
+        ) as connection:
+            while missed < _OTHERS_SWEEP:
+                ready = await sweep_in_turn(connection, config)
+                missed = missed + 1 if ready is None else 0
+                if ready is not None:
+                    passes += 1
+                    made_ready += sum(ready.values())
+                    waker.wake_all(ready)
+                    waker.wake_all(await missing_permits(permits, await wanted_permits(connection)))
+                if time.monotonic() + config.sweep_every_s > end:
+                    break
+                await asyncio.sleep(config.sweep_every_s)
+        await waker.flush()
+    finally:
+        await permits.aclose()
+        await redis.aclose()
+    return passes, made_ready
