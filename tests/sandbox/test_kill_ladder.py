@@ -147,13 +147,52 @@ async def test_no_zombies_stay(sandbox):
     await eventually(none, what="no zombies")
 
 
+async def test_thousands_of_orphans_are_reaped_as_they_come(docker_sandbox):
+    """Red when PID 1 reaps only its own: 256 zombies are all the processes that the sandbox may have."""
+    program = (
+        "import os\nn = 0\nwhile n < 3000:\n try: pid = os.fork()\n except BlockingIOError: continue\n"
+        " if pid == 0:\n  try: os.fork()\n  except BlockingIOError: os._exit(1)\n  os._exit(0)\n"
+        " n += os.waitpid(pid, 0)[1] == 0\nprint(n)"
+    )
+    result = await docker_sandbox.exec(["python3", "-c", program], timeout_s=110)
+    assert (result.stdout, result.exit_code) == (b"3000\n", 0)
+
+
+async def test_a_gigabyte_of_output_costs_nothing_but_time(docker_host, docker_sandbox):
+    """Red when output beyond the limit is kept anywhere, or blocks the command or the next one."""
+    await docker_sandbox.exec("true")
+    assert docker_host.process is not None
+    process = psutil.Process(docker_host.process.pid)
+    before = process.memory_info().rss
+    flood = asyncio.create_task(docker_sandbox.exec("yes | head -c 1000000000", timeout_s=110))
+    assert (await docker_sandbox.exec("echo quick", timeout_s=110)).stdout == b"quick\n"
+    result = await flood
+    assert (result.exit_code, result.truncated) == (0, True)
+    assert result.dropped_bytes > 990_000_000
+    assert process.memory_info().rss - before < 64 * 1024 * 1024
+    limit = await docker_sandbox.exec("grep VmHWM /proc/1/status")
+    assert int(limit.stdout.split()[1]) < 64 * 1024  # KiB
+
+
+async def test_a_process_may_not_open_files_without_end(docker_sandbox):
+    """Red without the limit of descriptors; the agent has its own and goes on."""
+    program = "n = []\ntry:\n while True: n.append(open('/dev/null'))\nexcept OSError as e: print(len(n) < 4096, e.errno)"
+    result = await docker_sandbox.exec(["python3", "-c", program])
+    assert result.stdout == b"True 24\n"
+    assert (await docker_sandbox.exec("ulimit -n 9999; ulimit -n")).stdout == b"4096\n"
+
+
 async def test_memory_that_runs_out_kills_the_command_and_not_the_sandbox(docker_sandbox):
     """Red without a memory limit, or when the kernel may pick the agent: then the sandbox would be lost."""
     await docker_sandbox.write_file("kept", b"here")
     result = await docker_sandbox.exec(["python3", "-c", "x = bytearray(2_000_000_000)"])
     assert result.signal == signal.SIGKILL
     assert result.out_of_memory
+    assert result.memory_limit_bytes == 512 * 1024 * 1024
+    assert result.memory_peak_bytes is not None
+    assert 0.9 * result.memory_limit_bytes < result.memory_peak_bytes <= result.memory_limit_bytes
     assert await docker_sandbox.read_file("kept") == b"here"
+    assert not (await docker_sandbox.exec("true")).out_of_memory
 
 
 async def test_many_small_processes_that_fill_memory_do_not_kill_the_agent(docker_sandbox):
