@@ -93,10 +93,14 @@ class Play:
         last = next((event.id for event in reversed(self.seen)), None)
         self.client = self.world.follow(self.key, last)
 
-    async def end(self, how: str) -> None:
+    async def finish(self, how: str) -> None:
+        """End the run."""
         owner = self.attempts[-1]
         if how == "cancelled" or not await self.world.finish(owner, publish=how == "published"):
             await self.world.cancel(self.key)
+
+    async def end(self, how: str) -> None:
+        await self.finish(how)
         self.seen += await self.client.end()
 
 
