@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 
 from sandfleet.fleet.sandbox.attached import AttachedCommand
-from sandfleet.fleet.sandbox.errors import HostUnavailable, StaleAttempt, from_host
+from sandfleet.fleet.sandbox.errors import HostAway, HostUnavailable, StaleAttempt, from_host
 from sandfleet.shared.errors import SandboxError, SandfleetError
 from sandfleet.shared.sandbox_token import SandboxTokenInvalid
 
@@ -163,7 +163,7 @@ class SandboxClient:
         try:
             yield
         except aiohttp.ClientConnectorError as error:
-            raise HostUnavailable(
+            raise HostAway(
                 f"No sandbox host answers at {self._socket}: start one (sandfleet dev, or "
                 "python -m sandfleet.fleet.host) and set SANDFLEET_HOST_SOCKET to its socket."
             ) from error

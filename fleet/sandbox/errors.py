@@ -25,6 +25,10 @@ class HostUnavailable(SandboxError):
     status = 503
 
 
+class HostAway(HostUnavailable):
+    """Nobody listens at the host's address: what was asked was not sent."""
+
+
 class NoRoom(HostUnavailable):
     """The host is full."""
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from sandfleet.fleet.sandbox.attached import AttachedCommand
 from sandfleet.fleet.sandbox.client import SandboxClient
-from sandfleet.fleet.sandbox.errors import HostUnavailable, NoSandbox, SandboxLost
+from sandfleet.fleet.sandbox.errors import HostAway, HostUnavailable, NoSandbox, SandboxLost
 from sandfleet.fleet.sandbox.files import SandboxFiles
 from sandfleet.fleet.sandbox.processes import SandboxProcesses
 from sandfleet.shared.errors import SandfleetError
@@ -176,6 +176,16 @@ class RunSandbox:
             raise HostUnavailable("The sandbox host did not answer in time.") from error
 
     async def _signed(self, call: Callable[[str], Awaitable[T]]) -> T:
+        patient_until = time.monotonic() + _HOST_PATIENCE_S
+        while True:
+            try:
+                return await self._signed_once(call)
+            except HostAway:  # it restarts, and was not asked: it may be asked again
+                if time.monotonic() > patient_until:
+                    raise
+                await asyncio.sleep(_HOST_PAUSE_S)
+
+    async def _signed_once(self, call: Callable[[str], Awaitable[T]]) -> T:
         try:
             return await call(await self._sign_token())
         except SandboxTokenExpired:
@@ -187,7 +197,7 @@ class RunSandbox:
         while True:
             self._used = True  # also when the answer is lost
             try:
-                acquired = await self._signed(self._client.acquire)
+                acquired = await self._signed_once(self._client.acquire)
             except HostUnavailable:
                 if time.monotonic() > patient_until:
                     raise

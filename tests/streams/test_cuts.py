@@ -152,7 +152,7 @@ async def test_a_cut_at_every_byte_loses_and_repeats_nothing(served: Served, los
         *("１-２".encode(), "٣-٤".encode(), b"\xff\xfe-\xfd", "🙂".encode()),
         b"of another run",
     ],
-    ids=repr,
+    ids=lambda cursor: repr(cursor)[:24],
 )
 async def test_a_finished_run_ends_the_stream_whatever_the_cursor(
     served: Served, cursor: bytes, end: str
