@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, TypeVar, cast
+from typing import Any, TypeGuard, TypeVar, cast
 
 import psycopg
 from langchain_core.runnables import RunnableConfig
@@ -36,7 +36,7 @@ from sandfleet.fleet.graphs.loading import Graph
 from sandfleet.fleet.sandbox.client import SandboxClient
 from sandfleet.fleet.sandbox.run_sandbox import RunSandbox, current_sandbox
 from sandfleet.shared.db.pool import Pool
-from sandfleet.shared.errors import SandfleetError, Superseded
+from sandfleet.shared.errors import SandboxError, SandfleetError, Superseded
 from sandfleet.shared.fault_points import reach
 from sandfleet.shared.json_text import to_json
 from sandfleet.shared.sandbox_token import sign
@@ -166,7 +166,7 @@ class Execution:
                 try:
                     await self._stream(compiled, config, stream)
                 except Exception as error:
-                    if self._stop is None and not isinstance(error, SandfleetError):
+                    if self._stop is None and not _is_ours(error):
                         with suppress(
                             Exception
                         ):  # the state is a courtesy here; the graph's error is what counts
@@ -176,16 +176,14 @@ class Execution:
         except Superseded:
             self._stop = Stop.SUPERSEDED
             return None
-        except SandfleetError as error:
-            if self._stop is not None:
-                return self._broken_off()
-            # What we owe the graph failed, not the graph. The lease runs out, which counts as a death, and another
-            # attempt goes on from the newest checkpoint.
-            _log.warning("run given up by this attempt: %s", error.code, extra=self._ids())
-            return None
         except (asyncio.CancelledError, SystemExit, KeyboardInterrupt, Exception) as error:
             if self._stop is not None:
                 return self._broken_off()
+            if _is_ours(error):
+                # What we owe the graph failed, not the graph. The lease runs out, which counts as a death, and another
+                # attempt goes on from the newest checkpoint.
+                _log.warning("run given up by this attempt: %s", error.code, extra=self._ids())
+                return None
             return self._failed(type(error).__name__, str(error))
 
     async def _stream(
@@ -217,6 +215,10 @@ class Execution:
                     stream.emit(name, to_json(data), journalled=False)
             else:
                 stream.emit(mode + suffix, to_json(payload), journalled=mode not in _UNJOURNALLED)
+                if (
+                    stream.crowded
+                ):  # PostgreSQL is away or slow: the graph takes no further step until it has caught up
+                    await stream.drain()
 
     def _keep_snapshot(self, namespace: tuple[str, ...], payload: dict[str, Any]) -> None:
         if not namespace:
@@ -360,6 +362,12 @@ class Execution:
 
     def _ids(self) -> dict[str, str]:
         return {"run_id": str(self.run.fence.key.run_id), "tenant": self.run.fence.key.tenant}
+
+
+def _is_ours(error: BaseException) -> TypeGuard[SandfleetError]:
+    """Whether what we owe a graph failed. A sandbox that refuses or is lost is the graph's to handle, like a file that is
+    not there; a lost lease, also where the sandbox's host was the first to know, is never a SandboxError."""
+    return isinstance(error, SandfleetError) and not isinstance(error, SandboxError)
 
 
 async def _undisturbed(work: Coroutine[Any, Any, T]) -> T:

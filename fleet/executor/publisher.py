@@ -57,6 +57,8 @@ class RunStream:
         "_create",
         "_first_token",
         "_flight",
+        "_kept_bytes",
+        "_kept_events",
         "_next",
         "_publisher",
         "_token_bytes",
@@ -76,6 +78,8 @@ class RunStream:
         self._next = 0
         self._buffer: list[_Buffered] = []
         self._token_bytes = 0
+        self._kept_events = 0  # journalled ones in buffer and flight, which nothing drops
+        self._kept_bytes = 0
         self._first_token = True
         self._flight: list[_Buffered] = []  # submitted or being appended
         self._create = False  # the flight may make the stream
@@ -84,8 +88,8 @@ class RunStream:
     def emit(self, event: str, data: bytes, journalled: bool) -> None:
         """Take an event; ``data`` is JSON in UTF-8. Never blocks. Once superseded, events are ignored.
 
-        Journalled events are never dropped; the memory they take is bounded by the caller awaiting ``drain`` now and
-        then. Of the others, the buffered ones are dropped together when they exceed the publisher's bound.
+        Journalled events are never dropped; the memory they take is bounded by a caller that awaits ``drain`` when the
+        stream is ``crowded``. Of the others, the buffered ones are dropped together when they exceed the publisher's bound.
         """
         if self.superseded.is_set():
             return
@@ -105,7 +109,16 @@ class RunStream:
                 or len(self._buffer) > self._publisher.buffer_events
             ):
                 self._drop_tokens()
+        else:
+            self._kept_events += 1
+            self._kept_bytes += len(data)
         self._publisher._schedule(self, at_once)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether more journalled events wait, to be committed and appended, than the publisher's bound."""
+        publisher = self._publisher
+        return self._kept_events > publisher.kept_events or self._kept_bytes > publisher.kept_bytes
 
     def reserve(self, count: int) -> int:
         """Take ``count`` numbers for events that another transaction journals; returns the first."""
@@ -141,6 +154,9 @@ class RunStream:
 
     def _land(self) -> None:
         """The flight is over."""
+        landed = [len(buffered.data) for buffered in self._flight if buffered.kind is _Kind.JOURNALLED]
+        self._kept_events -= len(landed)
+        self._kept_bytes -= sum(landed)
         self._flight = []
         if self._buffer:
             self._publisher._schedule(self, at_once=bool(self._waiters))
@@ -150,6 +166,7 @@ class RunStream:
         self.superseded.set()
         self._buffer = []
         self._flight = []
+        self._kept_events = self._kept_bytes = 0
         self._settle()
 
     def _settle(self) -> None:
@@ -170,7 +187,7 @@ class RunStream:
 
 class Publisher:
     """Publishes for all runs of a process. ``buffer_events`` and ``buffer_bytes`` bound the token deltas that wait for
-    one run's flush.
+    one run's flush; beyond ``kept_events`` or ``kept_bytes`` of journalled events its stream is crowded.
 
     While Redis is away journalled events are journalled all the same, token deltas are given up, and nothing waits.
     """
@@ -184,9 +201,13 @@ class Publisher:
         *,
         buffer_events: int = 5_000,
         buffer_bytes: int = 1024 * 1024,
+        kept_events: int = 1_000,
+        kept_bytes: int = 4 * 1024 * 1024,
     ) -> None:
         self.buffer_events = buffer_events
         self.buffer_bytes = buffer_bytes
+        self.kept_events = kept_events
+        self.kept_bytes = kept_bytes
         self._writer = writer
         self._redis = redis
         self._pool = pool

@@ -1,0 +1,89 @@
+"""Executions of runs in this process, with writer, publisher and database as they are."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langgraph.pregel import Pregel
+
+from sandfleet.fleet.executor import sync_durability
+from sandfleet.fleet.executor.execution import Execution, Services
+from sandfleet.fleet.executor.fenced_writer import FencedWriter
+from sandfleet.fleet.executor.lease import Lease
+from sandfleet.fleet.executor.ledger_links import LedgerLinks
+from sandfleet.fleet.executor.publisher import Publisher
+from sandfleet.fleet.sandbox.client import SandboxClient
+from sandfleet.shared.ids import RunKey
+from sandfleet.shared.store.claims import claim
+from tests.streams.world import World, open_world
+
+
+class Given:
+    """A graph as a project gives it."""
+
+    def __init__(self, graph: Pregel[Any, Any, Any, Any]) -> None:
+        self._graph = graph
+
+    @asynccontextmanager
+    async def open(self, config: Any) -> AsyncIterator[Pregel[Any, Any, Any, Any]]:
+        yield self._graph
+
+
+class Executor:
+    """Claims runs and makes their executions. The writer and the publisher may be replaced."""
+
+    def __init__(self, world: World, socket: Path) -> None:
+        self.world = world
+        self.writer: FencedWriter = world.writer
+        self.publisher: Publisher = world.publisher
+        self.sandboxes = SandboxClient(socket)
+
+    async def claim(self, graph: Any, **kwargs: Any) -> Execution:
+        """A new run of ``graph``, claimed."""
+        await self.world.run()
+        async with self.world.pool.connection() as connection:
+            (run,) = await claim(connection, "default", "me", 3600, 1, longest_waiting=False)
+        services = Services(
+            self.world.settings.model_copy(update={"host_secret": "of these tests"}),
+            {run.graph_id: Given(graph)},  # type: ignore[dict-item]
+            self.world.pool,
+            self.writer,
+            self.publisher,
+            self.sandboxes,
+            LedgerLinks(self.world.database_url, self.writer, self.world.pool),
+        )
+        run = replace(run, kwargs={"input": {}, **kwargs})
+        return Execution(run, Lease(time.monotonic() + 3600), services)
+
+    async def stored(self, key: RunKey) -> tuple[str, Any, int]:
+        """Status, error and number of stored states of a run."""
+        async with self.world.pool.connection() as connection:
+            cursor = await connection.execute(
+                "select r.status, r.error, (select count(*) from state_snapshots s where s.tenant = r.tenant"
+                " and s.user_id = r.user_id and s.thread_id = r.thread_id::text)"
+                " from runs r where r.tenant = %s and r.user_id = %s and r.run_id = %s",
+                tuple(key),
+            )
+            row = await cursor.fetchone()
+        assert row is not None
+        return row[0], row[1], row[2]
+
+
+@asynccontextmanager
+async def open_executor(database: str, redis_url: str, folder: Path, **ways: Any) -> AsyncIterator[Executor]:
+    """An executor on its own world; ``ways`` are those of ``open_world``."""
+    sync_durability.install()
+    async with open_world(database, redis_url, **ways) as world:
+        made = Executor(world, folder / "no-host.sock")
+        yield made
+        await made.sandboxes.aclose()
+
+
+@pytest.fixture
+async def executor(database: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Executor]:
+    async with open_executor(database, redis_url, tmp_path) as made:
+        yield made

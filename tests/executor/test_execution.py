@@ -1,0 +1,189 @@
+"""How one run is executed: what its end waits for, what it may pile up, and whose an error is."""
+
+import asyncio
+from collections.abc import Sequence
+from operator import add
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from langgraph.graph import END, START, StateGraph
+
+from sandfleet.fleet.executor import execution as execution_module
+from sandfleet.fleet.executor.fenced_writer import FencedWriter, SnapshotRow
+from sandfleet.fleet.executor.publisher import Publisher, RunStream
+from sandfleet.fleet.sandbox.errors import OperationRefused, StaleAttempt
+from sandfleet.fleet.sandbox.run_sandbox import current_sandbox
+from sandfleet.shared.errors import LeaseInDoubt, SandfleetError
+from sandfleet.shared.ids import Fence, Owner
+from tests.executor.conftest import Executor, open_executor
+from tests.streams.wire import open_wire
+from tests.waiting import eventually
+
+
+class State(TypedDict, total=False):
+    done: Annotated[list[int], add]
+
+
+def graph_of(node: Any, steps: int = 1) -> Any:
+    """A graph that takes a node so many times."""
+    builder = StateGraph(State)
+    builder.add_node("node", node)
+    builder.add_edge(START, "node")
+    builder.add_conditional_edges("node", lambda s: "node" if len(s["done"]) < steps else END, ["node", END])
+    return builder.compile()
+
+
+async def step(state: State) -> State:
+    return {"done": [len(state.get("done", [])) + 1]}
+
+
+class SlowStates(FencedWriter):
+    """Writes no state before ``gate`` is set; everything else at once."""
+
+    def __init__(self, database_url: str) -> None:
+        super().__init__(database_url)
+        self.gate = asyncio.Event()
+        self.waiting = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def submit(self, who: Fence | Owner, rows: Sequence[Any]) -> "asyncio.Future[None]":
+        if not any(isinstance(row, SnapshotRow) for row in rows):
+            return super().submit(who, rows)
+        self.waiting += 1
+        task = asyncio.ensure_future(self._later(who, rows))
+        self._tasks.add(task)
+        return task
+
+    async def _later(self, who: Fence | Owner, rows: Sequence[Any]) -> None:
+        await self.gate.wait()
+        try:
+            await super().submit(who, rows)
+        finally:
+            self.waiting -= 1
+
+
+async def test_the_end_of_a_run_waits_for_its_states(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red without the wait for the last snapshot: the end takes the fence away, and readers never see the last state.
+
+    The states are let through when all events are out, the last thing that the end waits for before them.
+    """
+    writer = SlowStates(executor.world.database_url)
+    await writer.start()
+    executor.writer = writer
+    drain = RunStream.drain
+
+    async def drained(stream: RunStream) -> None:
+        await drain(stream)
+        writer.gate.set()
+
+    unwritten: list[int] = []
+    monkeypatch.setattr(RunStream, "drain", drained)
+    monkeypatch.setattr(execution_module, "reach", lambda _: unwritten.append(writer.waiting))
+    execution = await executor.claim(graph_of(step, steps=3), stream_mode=["updates"])
+    await execution.execute()
+    await writer.stop()
+    assert unwritten == [0]
+    assert await executor.stored(execution.run.fence.key) == ("success", None, 5)
+
+
+@pytest.mark.parametrize("bound", [{"kept_events": 20}, {"kept_bytes": 2_000}], ids=["events", "bytes"])
+async def test_a_graph_waits_when_its_events_cannot_be_kept(
+    database: str, redis_url: str, tmp_path: Path, bound: dict[str, int]
+) -> None:
+    """Red without the wait in the loop over the graph's events: while PostgreSQL is away they would fill the memory."""
+    taken = 0
+    opened: list[RunStream] = []
+
+    async def counted(state: State) -> State:
+        nonlocal taken
+        taken += 1
+        if taken == 1:
+            await opened[0].drain()
+            await wire.cut()
+        return {"done": [taken]}
+
+    async with (
+        open_wire(database) as (wire, wired_url),
+        open_executor(database, redis_url, tmp_path, writer_url=wired_url) as executor,
+    ):
+        world = executor.world
+        executor.publisher = Publisher(world.writer, world.redis, world.pool, world.settings, **bound)
+        await executor.publisher.start()
+        open_stream = executor.publisher.open
+
+        def opening(fence: Fence, checkpoint_id: str | None) -> RunStream:
+            opened.append(open_stream(fence, checkpoint_id))
+            return opened[0]
+
+        executor.publisher.open = opening  # type: ignore[method-assign]
+        # No checkpoints in between, which would hold the graph up by themselves.
+        execution = await executor.claim(
+            graph_of(counted, steps=1000),
+            stream_mode=["updates"],
+            durability="exit",
+            config={"recursion_limit": 2000},
+        )
+        running = asyncio.create_task(execution.execute())
+        await eventually(lambda: taken > 1 and opened[0]._waiters, what="somebody waits for the events")
+        waited_at = taken
+        await wire.mend()
+        await running
+        assert waited_at < 200
+        assert taken == 1000
+        assert (await executor.stored(execution.run.fence.key))[0] == "success"
+        assert len(await world.journal(execution.run.fence.key)) == 1 + 1000 + 1
+        assert (opened[0]._kept_events, opened[0]._kept_bytes) == (0, 0)
+        await executor.publisher.aclose()
+
+
+async def sandbox_is_away(state: State) -> State:
+    """As user code would: it uses the sandbox and handles nothing."""
+    await current_sandbox.get().exec("true")
+    return {"done": [1]}
+
+
+async def refused(state: State) -> State:
+    raise OperationRefused("is_a_directory", "/workspace is a directory")
+
+
+@pytest.mark.parametrize(
+    ("node", "error"),
+    [
+        (sandbox_is_away, {"error": "HostUnavailable", "message": "No sandbox host answers"}),
+        (refused, {"error": "OperationRefused", "message": "/workspace is a directory"}),
+    ],
+    ids=["no host", "refused"],
+)
+async def test_what_a_graph_does_not_handle_of_its_sandbox_is_its_error(
+    executor: Executor, node: Any, error: dict[str, str]
+) -> None:
+    """Red when every error of our own classes is taken for ours: the run would be tried five times and called poison."""
+    execution = await executor.claim(graph_of(node))
+    await execution.execute()
+    status, stored, _ = await executor.stored(execution.run.fence.key)
+    assert (status, stored["error"]) == ("error", error["error"])
+    assert stored["message"].startswith(error["message"])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StaleAttempt("A later attempt has come."),
+        LeaseInDoubt("No lease."),
+        SandfleetError("A channel is lost."),
+    ],
+    ids=["superseded at the sandbox", "lease in doubt", "a fault of ours"],
+)
+async def test_what_we_owe_a_graph_is_never_its_error(executor: Executor, error: Exception) -> None:
+    """Red when the sandbox's refusal of a superseded attempt, or a fault of ours, ends the run as the graph's error."""
+
+    async def fails(state: State) -> State:
+        raise error
+
+    execution = await executor.claim(graph_of(fails))
+    ended = await execution.execute()
+    assert not ended.hand_over
+    assert (await executor.stored(execution.run.fence.key))[:2] == ("running", None)
