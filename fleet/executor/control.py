@@ -66,7 +66,10 @@ class Executor:
         self._permits = Permits(settings)
         self._waker = Waker(self._redis, self._permits)
         self._claimer = Session(settings.database_url, "sandfleet-claims", settings.lease_s)
-        self._chores = Session(settings.database_url, "sandfleet-sweep", 30.0)
+        # A process that freezes while it sweeps must not keep the sweep's lock from the others.
+        self._chores = Session(
+            settings.database_url, "sandfleet-sweep", 30.0, idle_limit_s=5 * max(1.0, settings.sweep_every_s)
+        )
         self._thread = GraphThread(settings, graphs, self._on_ended)
         self._held = HeldRuns(settings, self._thread, self._redis, self._waker, self._on_free)
         self._keeper = PermitKeeper(
@@ -142,6 +145,7 @@ class Executor:
             claiming.append(self._keeper.receive)
             duties.append(self._keeper.extend)
         self._claim_now.set()
+        _log.info("executor is ready", extra={"executor_id": self._id, "pool": settings.pool})
         async with _running(duties):
             async with _running(claiming):
                 await self._draining.wait()

@@ -26,6 +26,7 @@ from sandfleet.fleet.executor.fenced_rows import (
 )
 from sandfleet.shared.db.vanished import KEEPALIVES
 from sandfleet.shared.errors import SandfleetError, Superseded, Unavailable
+from sandfleet.shared.fault_points import reach
 from sandfleet.shared.ids import Fence, Owner
 
 __all__ = [
@@ -197,6 +198,7 @@ class FencedWriter:
         query, parameters = fenced_rows.statement(batch)
         if self._connection is None or self._connection.closed:
             self._connection = await self._connect()
+        reach("before_write")
         cursor = await self._connection.execute(query, parameters, binary=True)
         positions = await cursor.fetchall()
         self.flushes += 1

@@ -1,0 +1,308 @@
+"""A frozen executor thaws after its successor has finished: it writes nothing any more, and none of its events is seen."""
+
+import asyncio
+import re
+import signal
+import textwrap
+from contextlib import asynccontextmanager
+
+import psycopg
+import pytest
+from langgraph_sdk import get_client
+from redis.asyncio import Redis
+
+from tests.fixtures_stack import start_stack
+from tests.projects.basic.counter import expected_digest
+from tests.waiting import eventually
+
+PATIENCE_S = 90.0
+STEPS = 30
+
+# Every table that holds something of a run or of its thread, and the rows of ours in it as one text.
+TABLES = """
+select table_name, bool_or(column_name = 'run_id'), bool_or(column_name = 'thread_id')
+from information_schema.columns where table_schema = 'public' and column_name in ('run_id', 'thread_id') group by 1 order by 1"""
+ROWS = "select coalesce(string_agg(t::text, E'\\n' order by t::text), '') from {} t where {}"
+
+
+@pytest.fixture(scope="module")
+def points(tmp_path_factory):
+    """The folder where the stack's fault points look."""
+    return tmp_path_factory.mktemp("points")
+
+
+@pytest.fixture(scope="module")
+async def stack(engine, points):
+    """Two executors with a short lease. No grace: what is running at a SIGTERM is handed over."""
+    started = await start_stack(
+        engine,
+        "fences",
+        executors=2,
+        SANDFLEET_LEASE_S="3",
+        SANDFLEET_RENEW_EVERY_S="1",
+        SANDFLEET_DRAIN_GRACE_S="0",
+        SANDFLEET_FAULT_POINTS=str(points),
+    )
+    yield started
+    assert await started.stop() == []
+
+
+@pytest.fixture(scope="module")
+async def client(stack):
+    async with get_client(url=stack.info.api_url, api_key=stack.info.api_key) as client:
+        yield client
+
+
+async def everything(stack, query, thread_id, run_id):
+    """All rows of a run and its thread, by table, and what Redis holds of its stream."""
+    found = {}
+    for table, by_run, by_thread in await query(TABLES):
+        where = [f"t.run_id::text = '{run_id}'"] if by_run else []
+        where += [f"t.thread_id::text = '{thread_id}'"] if by_thread else []
+        ((found[table],),) = await query(ROWS.format(table, " or ".join(where)))
+    async with Redis.from_url(stack.info.redis_url) as redis:
+        keys = [key async for key in redis.scan_iter(f"*{run_id}*")]
+        found["redis"] = {key: await redis.xrange(key) for key in keys if await redis.type(key) == b"stream"}
+    return found
+
+
+@asynccontextmanager
+async def watched(client, thread_id, run_id):
+    """A client that follows the run from its first event, through everything; gives what it has seen."""
+    seen = []
+
+    async def follow():
+        async for event in client.runs.join_stream(thread_id, run_id, last_event_id="0"):
+            seen.append((event.id, event.event, event.data))
+
+    task = asyncio.create_task(follow())
+    try:
+        yield seen, task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def frozen_at(points, point):
+    """The process id of the executor that was stopped at a point."""
+
+    def stopped():
+        taken = list(points.glob(f"{point}.reached-by-*"))
+        return int(taken[0].name.rsplit("-", 1)[1]) if taken else None
+
+    pid = await eventually(stopped, PATIENCE_S, f"an executor at {point}")
+    (points / f"{point}.reached-by-{pid}").unlink()
+    return pid
+
+
+def name_of(stack, pid):
+    return next(name for name, process in stack.supervisor.processes.items() if process.pid == pid)
+
+
+async def caught_up(query, names):
+    """Until every executor has said since now that it is idle: then it has settled what it had begun."""
+    ((now,),) = await query("select clock_timestamp()")
+
+    async def idle():
+        return await query(
+            """select 1 from executors having count(*) >= %s and bool_and(busy = 0)
+               and min(heartbeat_at) > %s""",
+            names,
+            now,
+        )
+
+    await eventually(idle, PATIENCE_S, "the thawed executor's idleness")
+
+
+def counted(events):
+    """The steps that a counter's updates tell of, by attempt."""
+    return [
+        (event_id.split("-")[0], step)
+        for event_id, event, data in events
+        if event == "updates"
+        for step in data["count"]["done"]
+    ]
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "before_checkpoint",
+        "after_checkpoint",
+        "before_write",
+        "before_append",
+        "before_finish",
+        "before_renewal",
+        "sweep.locked",
+    ],
+)
+async def test_a_thawed_executor_changes_nothing(stack, client, query, points, point):
+    """Red when a write does not name its attempt, an append is not refused, or a frozen sweep holds its lock for ever."""
+    thread = await client.threads.create()
+    run = await client.runs.create(
+        thread["thread_id"], "counter", input={"steps": STEPS, "delay_ms": 40}, stream_mode="updates"
+    )
+    ids = thread["thread_id"], run["run_id"]
+    async with watched(client, *ids) as (seen, watching):
+        await eventually(lambda: len(counted(seen)) >= 5, PATIENCE_S, "five steps")
+        if point == "sweep.locked":  # the other executor sweeps too: freeze the one that has the run
+            pid = await freeze_owner_while_sweeping(stack, query, points, run["run_id"])
+        else:
+            (points / point).write_text("stop")
+            pid = await frozen_at(points, point)
+        await asyncio.wait_for(watching, PATIENCE_S)
+        assert (await client.runs.get(*ids))["status"] == "success"
+        before = await everything(stack, query, *ids)
+        await stack.resume(name_of(stack, pid))
+        await caught_up(query, 2)
+        assert await everything(stack, query, *ids) == before
+
+    values = (await client.threads.get_state(thread["thread_id"]))["values"]
+    assert values["digest"] == expected_digest(STEPS)
+    numbers = [tuple(map(int, event_id.split("-"))) for event_id, _, _ in seen]
+    assert numbers == sorted(set(numbers)), "out of order, or twice"
+    assert numbers[-1][0] == 2
+    assert [event for _, event, _ in seen].count("end") == 1
+    assert seen[-1][1] == "end"
+    steps = counted(seen)
+    assert {step for _, step in steps} == set(range(1, STEPS + 1)), "a step's event was lost"
+    assert len(set(steps)) == len(steps)
+    replay = [(e.id, e.event, e.data) async for e in client.runs.join_stream(*ids, last_event_id="0")]
+    assert replay == seen
+
+
+async def freeze_owner_while_sweeping(stack, query, points, run_id):
+    """Freeze the executor that has the run in the middle of a sweep; others that come first are let go on."""
+    ((owner,),) = await query("select lease_owner from runs where run_id = %s", run_id)
+    while True:
+        (points / "sweep.locked").write_text("stop")
+        pid = await frozen_at(points, "sweep.locked")
+        log = stack.supervisor.processes[name_of(stack, pid)].log.read_text()
+        if owner in re.findall(r'"executor_id":"([^"]+)"', log)[-1:]:
+            return pid
+        await stack.resume(name_of(stack, pid))
+
+
+@pytest.mark.parametrize("point", ["tool.before_ledger", "tool.started", "tool.effect_done"])
+async def test_an_executor_that_thaws_in_a_tool_call_changes_nothing(
+    stack, client, query, points, point, tmp_path
+):
+    """Red when the ledger's writes are not fenced, or a tool starts although its lease is in doubt."""
+    path = tmp_path / "lines"
+    calls = [[{"tool": "append", "line": "a"}], [{"tool": "append", "line": "b"}]]
+    thread = await client.threads.create()
+    (points / point).write_text("stop")
+    run = await client.runs.create(thread["thread_id"], "effects", input={"path": str(path), "calls": calls})
+    ids = thread["thread_id"], run["run_id"]
+    pid = await frozen_at(points, point)
+    await client.runs.join(*ids)
+    assert (await client.runs.get(*ids))["status"] == "success"
+    before, lines = await everything(stack, query, *ids), path.read_text()
+    await stack.resume(name_of(stack, pid))
+    await caught_up(query, 2)
+    assert await everything(stack, query, *ids) == before
+    assert path.read_text() == lines, "the superseded executor made a call"
+
+
+async def test_an_executor_that_thaws_in_its_hand_over_changes_nothing(stack, client, query, points):
+    """Red when a hand-over names the owner instead of the attempt."""
+    thread = await client.threads.create()
+    run = await client.runs.create(
+        thread["thread_id"], "counter", input={"steps": STEPS, "delay_ms": 60}, stream_mode="updates"
+    )
+    ids = thread["thread_id"], run["run_id"]
+    async with watched(client, *ids) as (seen, watching):
+        await eventually(lambda: len(counted(seen)) >= 5, PATIENCE_S, "five steps")
+        (points / "before_hand_over").write_text("stop")
+        for name in ("executor-1", "executor-2"):
+            await stack.kill(name, signal.SIGTERM)
+        frozen = name_of(stack, await frozen_at(points, "before_hand_over"))
+        other = {"executor-1": "executor-2", "executor-2": "executor-1"}[frozen]
+        await stack.restart(other)
+        await asyncio.wait_for(watching, PATIENCE_S)
+        before = await everything(stack, query, *ids)
+        await stack.resume(frozen)
+        process = stack.supervisor.processes[frozen]
+        await eventually(lambda: process.pid is None, PATIENCE_S, "the drained executor's end")
+        assert process.exit_code == 0
+        assert await everything(stack, query, *ids) == before
+    await stack.restart(frozen)
+    assert {step for _, step in counted(seen)} == set(range(1, STEPS + 1))
+    assert (await client.threads.get_state(thread["thread_id"]))["values"]["digest"] == expected_digest(STEPS)
+
+
+async def test_a_row_that_somebody_holds_costs_no_other_run_its_lease(stack, client, query):
+    """Red when one statement renews all leases and waits for the one row that is locked."""
+    threads = [await client.threads.create() for _ in range(4)]
+    runs = await asyncio.gather(
+        *(client.runs.create(t["thread_id"], "slow", input={"seconds": 11, "piece_ms": 100}) for t in threads)
+    )
+
+    async def all_running():
+        rows = await query(
+            "select 1 from runs where run_id = any(%s::uuid[]) and status = 'running'",
+            [r["run_id"] for r in runs],
+        )
+        return len(rows) == len(runs)
+
+    await eventually(all_running, PATIENCE_S, "all runs' start")
+    async with await psycopg.AsyncConnection.connect(stack.info.database_url) as holder:
+        await holder.execute("select 1 from runs where run_id = %s for update", (runs[1]["run_id"],))
+
+        async def two_leases_later():
+            return await query(
+                "select 1 from runs where run_id = %s and lease_expires_at < clock_timestamp() - interval '3 s'",
+                runs[1]["run_id"],
+            )
+
+        await eventually(two_leases_later, PATIENCE_S, "the held lease's end, and one lease more")
+    for thread, run in zip(threads, runs, strict=True):
+        await client.runs.join(thread["thread_id"], run["run_id"])
+    attempts = await query(
+        "select attempt from runs where run_id = any(%s::uuid[]) order by attempt",
+        [r["run_id"] for r in runs],
+    )
+    assert [a for (a,) in attempts[:3]] == [1, 1, 1]
+
+
+SKEWED = """
+import os, time
+_offset_s = float(os.environ["TEST_CLOCK_OFFSET_S"])
+_time, _time_ns = time.time, time.time_ns
+time.time = lambda: _time() + _offset_s
+time.time_ns = lambda: _time_ns() + int(_offset_s * 1e9)
+"""
+
+
+async def test_clocks_that_are_a_minute_off_decide_nothing(stack, client, tmp_path):
+    """Red when the newest checkpoint is the one with the highest id, or a lease is compared with the host's clock."""
+    (tmp_path / "sitecustomize.py").write_text(textwrap.dedent(SKEWED))
+    first, second = "executor-1", "executor-2"
+    plain = {name: stack.supervisor.processes[name].env for name in (first, second)}
+    for name, offset in zip(plain, (60, -60), strict=True):
+        env = {**plain[name], "PYTHONPATH": str(tmp_path), "TEST_CLOCK_OFFSET_S": str(offset)}
+        stack.supervisor.processes[name].env = env
+    try:
+        await stack.kill(second)
+        await stack.restart(first)
+        thread = await client.threads.create()
+        run = await client.runs.create(thread["thread_id"], "counter", input={"steps": STEPS, "delay_ms": 40})
+
+        async def begun():
+            state = await client.threads.get_state(thread["thread_id"])
+            return len(state["values"].get("done", [])) >= 5
+
+        await eventually(begun, PATIENCE_S, "five steps")
+        await stack.kill(first)
+        await stack.restart(second)
+        assert (await client.runs.join(thread["thread_id"], run["run_id"]))["digest"] == expected_digest(
+            STEPS
+        )
+        values = await client.runs.wait(thread["thread_id"], "counter", input={"steps": STEPS + 5})
+        assert values["digest"] == expected_digest(STEPS + 5)
+        times = await client.runs.get(thread["thread_id"], run["run_id"])
+        assert times["created_at"] <= times["updated_at"]
+    finally:
+        for name, env in plain.items():
+            stack.supervisor.processes[name].env = env
+        await asyncio.gather(*(stack.restart(name) for name in plain))
