@@ -66,10 +66,7 @@ class Executor:
         self._permits = Permits(settings)
         self._waker = Waker(self._redis, self._permits)
         self._claimer = Session(settings.database_url, "sandfleet-claims", settings.lease_s)
-        # A process that freezes while it sweeps must not keep the sweep's lock from the others.
-        self._chores = Session(
-            settings.database_url, "sandfleet-sweep", 30.0, idle_limit_s=5 * max(1.0, settings.sweep_every_s)
-        )
+        self._chores = Session(settings.database_url, "sandfleet-sweep", 30.0)
         self._thread = GraphThread(settings, graphs, self._on_ended)
         self._held = HeldRuns(settings, self._thread, self._redis, self._waker, self._on_free)
         self._keeper = PermitKeeper(
@@ -233,9 +230,11 @@ class Executor:
     async def _sweep(self) -> None:
         """Sweep, and top queues up, when it is this executor's turn."""
         async with self._chores.connection() as connection:
-            ready = await sweep_in_turn(connection, self._settings)
+            ready = await sweep_in_turn(connection, self._settings) or {}
             wanted = await wanted_permits(connection)
-        self._waker.wake_all(ready or {})
+        self._waker.wake_all(ready)
+        if self._settings.pool in ready and not self._draining.is_set():
+            self._claim_now.set()  # a frozen executor may get the ring, and the permit
         self._waker.wake_all(await missing_permits(self._permits, wanted))
 
     async def _heartbeat(self) -> None:

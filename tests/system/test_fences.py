@@ -99,16 +99,15 @@ def name_of(stack, pid):
     return next(name for name, process in stack.supervisor.processes.items() if process.pid == pid)
 
 
-async def caught_up(query, names):
-    """Until every executor has said since now that it is idle: then it has settled what it had begun."""
+async def caught_up(query, executors):
+    """Until all executors have said since now that they are idle: then they have settled what they had begun."""
     ((now,),) = await query("select clock_timestamp()")
 
     async def idle():
         return await query(
-            """select 1 from executors having count(*) >= %s and bool_and(busy = 0)
-               and min(heartbeat_at) > %s""",
-            names,
+            "select 1 from executors where heartbeat_at > %s having count(*) = %s and bool_and(busy = 0)",
             now,
+            executors,
         )
 
     await eventually(idle, PATIENCE_S, "the thawed executor's idleness")
@@ -187,7 +186,11 @@ async def freeze_owner_while_sweeping(stack, query, points, run_id):
 async def test_an_executor_that_thaws_in_a_tool_call_changes_nothing(
     stack, client, query, points, point, tmp_path
 ):
-    """Red when the ledger's writes are not fenced, or a tool starts although its lease is in doubt."""
+    """Red when the ledger's writes are not fenced, or a tool starts although its lease is in doubt.
+
+    At ``tool.started`` the lease was certain: nothing stands between that and the effect any more, which may come late.
+    It is marked as doubtful then, and comes once at most.
+    """
     path = tmp_path / "lines"
     calls = [[{"tool": "append", "line": "a"}], [{"tool": "append", "line": "b"}]]
     thread = await client.threads.create()
@@ -197,11 +200,13 @@ async def test_an_executor_that_thaws_in_a_tool_call_changes_nothing(
     pid = await frozen_at(points, point)
     await client.runs.join(*ids)
     assert (await client.runs.get(*ids))["status"] == "success"
-    before, lines = await everything(stack, query, *ids), path.read_text()
+    before, lines = await everything(stack, query, *ids), path.read_text().split()
     await stack.resume(name_of(stack, pid))
     await caught_up(query, 2)
     assert await everything(stack, query, *ids) == before
-    assert path.read_text() == lines, "the superseded executor made a call"
+    after = path.read_text().split()
+    assert len(after) == len(set(after)), "an effect came twice"
+    assert after == lines or point == "tool.started", "the superseded executor made a call"
 
 
 async def test_an_executor_that_thaws_in_its_hand_over_changes_nothing(stack, client, query, points):
