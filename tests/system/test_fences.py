@@ -125,15 +125,7 @@ def counted(events):
 
 @pytest.mark.parametrize(
     "point",
-    [
-        "before_checkpoint",
-        "after_checkpoint",
-        "before_write",
-        "before_append",
-        "before_finish",
-        "before_renewal",
-        "sweep.locked",
-    ],
+    ["after_checkpoint", "before_append", "before_finish", "before_renewal", "sweep.locked"],
 )
 async def test_a_thawed_executor_changes_nothing(stack, client, query, points, point):
     """Red when a write does not name its attempt, an append is not refused, or a frozen sweep holds its lock for ever."""
@@ -158,6 +150,52 @@ async def test_a_thawed_executor_changes_nothing(stack, client, query, points, p
 
     values = (await client.threads.get_state(thread["thread_id"]))["values"]
     assert values["digest"] == expected_digest(STEPS)
+    check_stream(seen)
+    replay = [(e.id, e.event, e.data) async for e in client.runs.join_stream(*ids, last_event_id="0")]
+    assert replay == seen
+
+
+@pytest.mark.parametrize("point", ["before_checkpoint", "before_write", "before_append"])
+async def test_an_executor_that_thaws_beside_its_successor_changes_nothing(
+    stack, client, query, points, point
+):
+    """Red when a write asks only whether the run is running, or an append is not refused.
+
+    The successor is in the middle of the run, so nothing but the attempt tells the two apart.
+    """
+    thread = await client.threads.create()
+    run = await client.runs.create(
+        thread["thread_id"], "counter", input={"steps": STEPS, "delay_ms": 100}, stream_mode="updates"
+    )
+    ids = thread["thread_id"], run["run_id"]
+
+    async def of_first_attempt():
+        return [
+            await query(ROWS.format("journal", "t.run_id::text = %s and t.attempt = 1"), run["run_id"]),
+            await query(ROWS.format("checkpoints", "t.run_id::text = %s and t.attempt = 1"), run["run_id"]),
+        ]
+
+    async with watched(client, *ids) as (seen, watching):
+        await eventually(lambda: len(counted(seen)) >= 3, PATIENCE_S, "three steps")
+        (points / point).write_text("stop")
+        pid = await frozen_at(points, point)
+        await eventually(
+            lambda: any(attempt == "2" for attempt, _ in counted(seen)),
+            PATIENCE_S,
+            "the successor's first step",
+        )
+        before = await of_first_attempt()
+        await stack.resume(name_of(stack, pid))
+        await asyncio.wait_for(watching, PATIENCE_S)
+        await caught_up(query, 2)
+    assert await of_first_attempt() == before
+    check_stream(seen)
+    values = (await client.threads.get_state(thread["thread_id"]))["values"]
+    assert values["digest"] == expected_digest(STEPS)
+
+
+def check_stream(seen):
+    """What a watcher of a counter's two attempts has seen is in order, without a repetition, and whole."""
     numbers = [tuple(map(int, event_id.split("-"))) for event_id, _, _ in seen]
     assert numbers == sorted(set(numbers)), "out of order, or twice"
     assert numbers[-1][0] == 2
@@ -166,8 +204,6 @@ async def test_a_thawed_executor_changes_nothing(stack, client, query, points, p
     steps = counted(seen)
     assert {step for _, step in steps} == set(range(1, STEPS + 1)), "a step's event was lost"
     assert len(set(steps)) == len(steps)
-    replay = [(e.id, e.event, e.data) async for e in client.runs.join_stream(*ids, last_event_id="0")]
-    assert replay == seen
 
 
 async def freeze_owner_while_sweeping(stack, query, points, run_id):
@@ -303,8 +339,13 @@ async def test_clocks_that_are_a_minute_off_decide_nothing(stack, client, tmp_pa
         assert (await client.runs.join(thread["thread_id"], run["run_id"]))["digest"] == expected_digest(
             STEPS
         )
-        values = await client.runs.wait(thread["thread_id"], "counter", input={"steps": STEPS + 5})
-        assert values["digest"] == expected_digest(STEPS + 5)
+        events = [
+            (e.id, e.event, e.data)
+            async for e in client.runs.stream(
+                thread["thread_id"], "counter", input={"steps": STEPS + 3}, stream_mode="updates"
+            )
+        ]
+        assert [step for _, step in counted(events)] == [STEPS + 1, STEPS + 2, STEPS + 3]
         times = await client.runs.get(thread["thread_id"], run["run_id"])
         assert times["created_at"] <= times["updated_at"]
     finally:
