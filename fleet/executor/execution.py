@@ -37,7 +37,6 @@ from sandfleet.fleet.sandbox.client import SandboxClient
 from sandfleet.fleet.sandbox.run_sandbox import RunSandbox, current_sandbox
 from sandfleet.shared.db.pool import Pool
 from sandfleet.shared.errors import SandboxError, SandfleetError, Superseded
-from sandfleet.shared.fault_points import reach
 from sandfleet.shared.json_text import to_json
 from sandfleet.shared.sandbox_token import sign
 from sandfleet.shared.settings import Settings
@@ -333,7 +332,6 @@ class Execution:
         events = [(first + i, name, data) for i, (name, data) in enumerate(names)]
         ending = replace(ending, events=to_json(events).decode())
         while True:
-            reach("before_finish")
             try:
                 async with self._services.pool.connection() as connection:
                     mine, ready = await finish(connection, self.run.fence, ending)

@@ -198,7 +198,7 @@ class FencedWriter:
         query, parameters = fenced_rows.statement(batch)
         if self._connection is None or self._connection.closed:
             self._connection = await self._connect()
-        reach("before_write")
+        reach("write.before")
         cursor = await self._connection.execute(query, parameters, binary=True)
         positions = await cursor.fetchall()
         self.flushes += 1

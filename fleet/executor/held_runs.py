@@ -108,7 +108,7 @@ class HeldRuns:
         fences = [fence for fence, held in self._runs.items() if not held.lease.superseded]
         if not fences:
             return True
-        reach("before_renewal")
+        reach("renewal.before")
         sent = time.monotonic()
         async with self._leases.connection() as connection:
             renewal = await renew(connection, fences, self._settings.lease_s)
@@ -228,7 +228,7 @@ class HeldRuns:
         await asyncio.sleep(0)  # those that end in the same moment share the statement
         while self._leaving:
             fences = list(self._leaving)
-            reach("before_hand_over")
+            reach("hand_over.before")
             try:
                 async with self._orders.connection() as connection:
                     given, locked = await hand_over(connection, fences)

@@ -368,7 +368,6 @@ class Publisher:
             )
             for stream in streams
         ]
-        reach("before_append")
         try:
             async with asyncio.timeout(_REDIS_TIMEOUT_S):
                 try:

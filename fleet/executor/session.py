@@ -21,16 +21,10 @@ class Session:
     A use takes ``limit_s`` at most: a server that has vanished, or is frozen, must not hold the loop that asks.
     """
 
-    def __init__(
-        self, database_url: str, name: str, limit_s: float, *, idle_limit_s: float | None = None
-    ) -> None:
-        """With ``idle_limit_s`` the server closes the connection when it has not been used for so long."""
+    def __init__(self, database_url: str, name: str, limit_s: float) -> None:
         self._database_url = database_url
         self._name = name
         self._limit_s = limit_s
-        self._options = f"-c lock_timeout={_LOCK_TIMEOUT_MS} -c idle_in_transaction_session_timeout=5000"
-        if idle_limit_s is not None:
-            self._options += f" -c idle_session_timeout={round(idle_limit_s * 1000)}"
         self._lock = asyncio.Lock()
         self._connection: AsyncConnection[Any] | None = None
 
@@ -56,7 +50,7 @@ class Session:
             connect_timeout=5,
             prepare_threshold=2,
             application_name=self._name,
-            options=self._options,
+            options=f"-c lock_timeout={_LOCK_TIMEOUT_MS} -c idle_in_transaction_session_timeout=5000",
             **KEEPALIVES,
         )
 

@@ -1,7 +1,6 @@
 """A frozen executor thaws after its successor has finished: it writes nothing any more, and none of its events is seen."""
 
 import asyncio
-import re
 import signal
 import textwrap
 from contextlib import asynccontextmanager
@@ -125,10 +124,10 @@ def counted(events):
 
 @pytest.mark.parametrize(
     "point",
-    ["after_checkpoint", "before_append", "before_finish", "before_renewal", "sweep.locked"],
+    ["checkpoint.committed", "event.journalled", "finish.before", "renewal.before"],
 )
 async def test_a_thawed_executor_changes_nothing(stack, client, query, points, point):
-    """Red when a write does not name its attempt, an append is not refused, or a frozen sweep holds its lock for ever."""
+    """Red when a write asks neither for the attempt nor for the state, or an append is not refused."""
     thread = await client.threads.create()
     run = await client.runs.create(
         thread["thread_id"], "counter", input={"steps": STEPS, "delay_ms": 40}, stream_mode="updates"
@@ -136,11 +135,8 @@ async def test_a_thawed_executor_changes_nothing(stack, client, query, points, p
     ids = thread["thread_id"], run["run_id"]
     async with watched(client, *ids) as (seen, watching):
         await eventually(lambda: len(counted(seen)) >= 5, PATIENCE_S, "five steps")
-        if point == "sweep.locked":  # the other executor sweeps too: freeze the one that has the run
-            pid = await freeze_owner_while_sweeping(stack, query, points, run["run_id"])
-        else:
-            (points / point).write_text("stop")
-            pid = await frozen_at(points, point)
+        (points / point).write_text("stop")
+        pid = await frozen_at(points, point)
         await asyncio.wait_for(watching, PATIENCE_S)
         assert (await client.runs.get(*ids))["status"] == "success"
         before = await everything(stack, query, *ids)
@@ -155,7 +151,7 @@ async def test_a_thawed_executor_changes_nothing(stack, client, query, points, p
     assert replay == seen
 
 
-@pytest.mark.parametrize("point", ["before_checkpoint", "before_write", "before_append"])
+@pytest.mark.parametrize("point", ["checkpoint.before", "write.before", "event.journalled"])
 async def test_an_executor_that_thaws_beside_its_successor_changes_nothing(
     stack, client, query, points, point
 ):
@@ -206,18 +202,6 @@ def check_stream(seen):
     assert len(set(steps)) == len(steps)
 
 
-async def freeze_owner_while_sweeping(stack, query, points, run_id):
-    """Freeze the executor that has the run in the middle of a sweep; others that come first are let go on."""
-    ((owner,),) = await query("select lease_owner from runs where run_id = %s", run_id)
-    while True:
-        (points / "sweep.locked").write_text("stop")
-        pid = await frozen_at(points, "sweep.locked")
-        log = stack.supervisor.processes[name_of(stack, pid)].log.read_text()
-        if owner in re.findall(r'"executor_id":"([^"]+)"', log)[-1:]:
-            return pid
-        await stack.resume(name_of(stack, pid))
-
-
 @pytest.mark.parametrize("point", ["tool.before_ledger", "tool.started", "tool.effect_done"])
 async def test_an_executor_that_thaws_in_a_tool_call_changes_nothing(
     stack, client, query, points, point, tmp_path
@@ -254,10 +238,10 @@ async def test_an_executor_that_thaws_in_its_hand_over_changes_nothing(stack, cl
     ids = thread["thread_id"], run["run_id"]
     async with watched(client, *ids) as (seen, watching):
         await eventually(lambda: len(counted(seen)) >= 5, PATIENCE_S, "five steps")
-        (points / "before_hand_over").write_text("stop")
+        (points / "hand_over.before").write_text("stop")
         for name in ("executor-1", "executor-2"):
             await stack.kill(name, signal.SIGTERM)
-        frozen = name_of(stack, await frozen_at(points, "before_hand_over"))
+        frozen = name_of(stack, await frozen_at(points, "hand_over.before"))
         other = {"executor-1": "executor-2", "executor-2": "executor-1"}[frozen]
         await stack.restart(other)
         await asyncio.wait_for(watching, PATIENCE_S)
