@@ -32,7 +32,8 @@ logger = logging.getLogger(__name__)
 _OVERCOMMIT = 4
 
 
-def _backend(config: Settings, instance: str) -> Backend:
+def make_backend(config: Settings, instance: str) -> Backend:
+    """The backend that the settings name, not yet open."""
     limits = Limits.of(config)
     if config.sandbox == "bwrap":
         return BwrapBackend(limits)
@@ -88,7 +89,7 @@ async def serve(config: Settings, instance: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     with _alone(config.host_dir.absolute()) as folder:
-        backend = _backend(config, instance)
+        backend = make_backend(config, instance)
         try:
             await backend.open()
             await _serve(config, instance, backend, folder, stop)

@@ -183,7 +183,7 @@ class Sandbox:
                 raise StaleAttempt("A later attempt of this run has taken the sandbox over.")
         except OperationRefused as refused:
             if refused.code == "unkillable":
-                await self._kill_from_outside(refused.message)
+                await self.kill_from_outside(refused.message)
                 raise self._link.lost() from None
             if operation in self._stale:
                 raise StaleAttempt("A later attempt of this run has taken the sandbox over.") from None
@@ -203,7 +203,7 @@ class Sandbox:
             operation.kill()
             self._expect_end(operation)
         else:
-            self._in_background(self._kill_from_outside())
+            self._in_background(self.kill_from_outside())
 
     def _expect_end(self, operation: Operation) -> None:
         self._in_background(self._ends_or_dies(operation))
@@ -221,9 +221,10 @@ class Sandbox:
         except TimeoutError:
             failed = True
         if failed:
-            await self._kill_from_outside()
+            await self.kill_from_outside()
 
-    async def _kill_from_outside(self, why: str = "a command in it could not be killed") -> None:
+    async def kill_from_outside(self, why: str = "a command in it could not be killed") -> None:
+        """Freeze and kill everything in it, once, without the agent; ``why`` is what users hear of the loss."""
         if self._killing is None:
             self._killing = asyncio.create_task(self._freeze_and_kill(why), name=f"kill sandbox {self.id}")
         await asyncio.shield(self._killing)
