@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from sandfleet.fleet.host.agent_files import AgentFiles
@@ -151,7 +151,7 @@ DO = [
 ]  # fmt: skip
 FIELDS = [
     "path", "to", "pattern", "glob", "most", "fixed", "replace", "recursive", "mode", "append", "offset", "limit",
-    "argv", "cwd", "env", "stdin", "pty", "output_bytes", "process", "signal", "wait_s", "close", "forget", "rows",
+    "timeout_s", "argv", "cwd", "env", "stdin", "pty", "output_bytes", "process", "signal", "wait_s", "close", "forget", "rows",
     "columns",
 ]  # fmt: skip
 specs = st.builds(
@@ -196,6 +196,9 @@ requests = st.one_of(
     deadline=None, max_examples=40, suppress_health_check=list(HealthCheck), print_blob=True,
 )  # fmt: skip
 @given(st.lists(requests, max_size=40))
+@example([(wire.EXEC, 1, b'{"shell": "sleep 9", "timeout_s": NaN, "output_bytes": 9}')])
+@example([(wire.FILES, 1, b'{"do": "grep", "path": ".", "pattern": "x", "most": 1, "timeout_s": -Infinity}')])
+@example([(wire.EXEC, 1, b'{"shell": "cat", "timeout_s": 9, "output_bytes": 9, "pty": {"rows": -1}}')])
 def test_no_sequence_of_requests_makes_it_fail_or_hang(tmp_path_factory, sent):
     """Red when a field of a wrong type, a missing one, NaN for a time, or any order of frames raises in the agent.
 
