@@ -62,7 +62,6 @@ async def test_much_input_and_output_flow_at_once(sandbox):
 
 
 async def test_an_interactive_shell_works_in_a_terminal(sandbox):
-    """Red without a controlling terminal: bash would have no job control, and Ctrl-C no effect."""
     async with await sandbox.attach(
         ["bash", "--norc", "-i"], terminal=(24, 80), env={"PS1": "ready> "}
     ) as shell:
@@ -84,6 +83,14 @@ async def test_an_interactive_shell_works_in_a_terminal(sandbox):
         await spoken.until(b"status 130")
         await shell.send_eof()
         assert (await spoken.end())["exit_code"] == 0
+
+
+async def test_the_terminal_is_the_controlling_one(sandbox):
+    """Red when the terminal is only stdin and stdout: password prompts and pagers open /dev/tty."""
+    async with await sandbox.attach(["sh", "-c", "echo heard > /dev/tty"], terminal=(10, 10)) as command:
+        spoken = Spoken(command)
+        await spoken.end()
+    assert spoken.heard == b"heard\r\n"
 
 
 async def test_the_exit_of_a_terminal_s_command_is_told(sandbox):

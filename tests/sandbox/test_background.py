@@ -134,7 +134,7 @@ async def test_a_killed_process_is_remembered_if_wanted(sandbox):
 
 
 async def test_a_time_limit_of_a_command_leaves_background_processes_alone(sandbox):
-    """Red when a background process, whose parent is PID 1, is taken for an orphan of the command."""
+    """Red when everything in the sandbox is killed at once."""
     started = await sandbox.processes.start("sleep 400")
     assert (await sandbox.exec("sleep 300 & wait", timeout_s=0.5)).timed_out
     assert (await sandbox.processes.wait(started.process, 0)).running

@@ -1,11 +1,11 @@
 """Looking for files: glob and grep, bounded in time and in what they answer."""
 
 import asyncio
-import time
 
 import pytest
 
 from sandfleet.fleet.sandbox.errors import OperationRefused
+from tests.waiting import eventually
 
 TREE = """
 mkdir -p src/deep/er .hidden
@@ -101,19 +101,32 @@ async def test_a_pattern_that_never_ends_ends_at_its_time_and_holds_up_nobody(sa
 async def test_a_search_that_nobody_waits_for_is_ended(sandbox):
     """Red when the forked process goes on after its caller has hung up."""
     await sandbox.write_file("evil", b"a" * 40 + b"\n")
+
+    async def searches():
+        result = await sandbox.exec(
+            "cat /proc/[0-9]*/cmdline | tr '\\0' '\\n' | grep -cx /run/sandfleet/agent"
+        )
+        return int(result.stdout) - 1  # but for PID 1
+
+    assert await searches() == 0
     searching = asyncio.create_task(sandbox.files.grep("(a+)+b", timeout_s=60))
-    count = "ls -d /proc/[0-9]* | wc -l"
-
-    async def processes():
-        return int((await sandbox.exec(count)).stdout)
-
-    idle = await processes()
-    deadline = time.monotonic() + 30
+    await eventually(searches, 60, "it searches")
     searching.cancel()
     await asyncio.gather(searching, return_exceptions=True)
-    while await processes() > idle:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
+
+    async def none():
+        return await searches() == 0
+
+    await eventually(none, 20, "it has ended")
+
+
+async def test_a_time_limit_of_a_command_leaves_a_search_alone(sandbox):
+    """Red when the forked process, an orphan without a mark by its looks, is taken for the command's."""
+    await sandbox.write_file("evil", b"a" * 40 + b"\n")
+    running = asyncio.create_task(sandbox.exec("sleep 300", timeout_s=3))
+    found = await sandbox.files.grep("(a+)+b", timeout_s=6)
+    assert (await running).timed_out
+    assert found.timed_out
 
 
 async def test_more_findings_than_fit_the_window_arrive(sandbox):

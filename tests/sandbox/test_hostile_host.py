@@ -117,6 +117,31 @@ async def test_a_host_that_hangs_up_ends_the_agent_and_all_else(tmp_path):
             assert await process.wait() == 0
 
 
+async def test_findings_wait_for_credit(tmp_path):
+    """Red when a search sends what it has without credit: the host would end the sandbox for it."""
+    async with agent(tmp_path / "one") as (reader, writer, _):
+        decoder = wire.Decoder()
+        spec = {"shell": "seq -f 'line %060.0f' 9000 > f", "timeout_s": 60, "output_bytes": 9}
+        writer.write(HELLO + wire.pack(wire.EXEC, 1, json.dumps(spec).encode()))
+        search = {"do": "grep", "path": "f", "pattern": "line", "most": 9000, "timeout_s": 90}
+        sent, ticks = 0, 0
+        async with asyncio.timeout(60):
+            async for kind, op, body in frames(reader, decoder):
+                if (kind, op) == (wire.DONE, 1):
+                    writer.write(wire.pack(wire.FILES, 2, json.dumps(search).encode()))
+                elif op == 2:
+                    assert kind == wire.DATA
+                    sent += len(body)
+                    assert sent <= wire.WINDOW
+                    if sent == wire.WINDOW:  # then some time passes in which more could come
+                        spec = {"shell": "sleep 0.5", "timeout_s": 60, "output_bytes": 9}
+                        writer.write(wire.pack(wire.EXEC, 3, json.dumps(spec).encode()))
+                elif (kind, op) == (wire.DONE, 3):
+                    ticks += 1
+                    break
+        assert (sent, ticks) == (wire.WINDOW, 1)
+
+
 async def test_a_host_that_asks_without_end_and_never_reads_is_left(tmp_path):
     """Red without the bound: refusals that nobody reads would fill the memory of PID 1."""
     async with agent(tmp_path / "one") as (reader, writer, process):
