@@ -104,7 +104,7 @@ async def test_a_search_that_nobody_waits_for_is_ended(sandbox):
 
     async def searches():
         result = await sandbox.exec(
-            "cat /proc/[0-9]*/cmdline | tr '\\0' '\\n' | grep -cx /run/sandfleet/agent"
+            "cat /proc/[0-9]*/cmdline | tr '\\0' '\\n' | grep -cx '[/]run/sandfleet/agent'"
         )
         return int(result.stdout) - 1  # but for PID 1
 
