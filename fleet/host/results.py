@@ -102,7 +102,7 @@ def _object(body: bytes) -> dict[str, Any]:
 
 def _parsed(body: bytes) -> dict[str, Any]:
     with contextlib.suppress(ValueError, RecursionError):
-        value = json.loads(body)
+        value = json.loads(body.decode())
         if isinstance(value, dict):
             return value
     raise ProtocolError("a result that is no JSON object")

@@ -169,7 +169,7 @@ class Agent:
 
     def _greet(self, kind: int, op: int, body: bytes) -> None:
         try:
-            version = json.loads(body)["protocol"]
+            version = json.loads(body.decode())["protocol"]
         except BAD_REQUEST:
             raise Broken("no hello") from None
         if kind != wire.HELLO or op != 0 or version not in range(wire.OLDEST, wire.NEWEST + 1):
@@ -180,7 +180,7 @@ class Agent:
         try:
             if len(self.operations) >= wire.MAX_OPERATIONS:
                 raise Refused("busy", f"more than {wire.MAX_OPERATIONS} operations at once")
-            self.operations[op] = _STARTERS[kind](self, op, json.loads(body))
+            self.operations[op] = _STARTERS[kind](self, op, json.loads(body.decode()))
             return
         except Refused as refused:
             result = {"code": refused.code, "message": refused.message[:1000]}

@@ -127,7 +127,7 @@ class FileWork(Operation):
                 continue
             self._stop()
             try:
-                result = dict(json.loads(body))
+                result = dict(json.loads(body.decode()))
             except (ValueError, TypeError, RecursionError):
                 result, kind = {"code": "killed", "message": "its process sent nonsense"}, wire.FAIL
             self.agent.end(self, wire.DONE if kind == wire.DONE else wire.FAIL, result)

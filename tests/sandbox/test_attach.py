@@ -150,7 +150,7 @@ async def test_without_a_token_there_is_nothing(client):
 async def test_a_first_message_that_is_no_command_is_refused(sandbox, client, first):
     """Red when the host fails instead: the socket would close without a word."""
     await sandbox.exec("true")
-    headers = {"Authorization": f"Bearer {sandbox._sign_token()}"}
+    headers = {"Authorization": f"Bearer {await sandbox._sign_token()}"}
     async with client._opened().ws_connect("/sandbox/attach", headers=headers) as socket:
         await (socket.send_bytes(first) if isinstance(first, bytes) else socket.send_str(first))
         answer = await socket.receive_json(timeout=30)
@@ -162,7 +162,7 @@ async def test_a_first_message_that_is_no_command_is_refused(sandbox, client, fi
 )
 async def test_what_cannot_be_understood_ends_the_command(sandbox, client, word):
     await sandbox.exec("true")
-    headers = {"Authorization": f"Bearer {sandbox._sign_token()}"}
+    headers = {"Authorization": f"Bearer {await sandbox._sign_token()}"}
     async with client._opened().ws_connect("/sandbox/attach", headers=headers) as socket:
         await socket.send_str('{"command": "sleep 300", "stdin": true}')
         assert (await socket.receive_json(timeout=30))["event"] == "started"

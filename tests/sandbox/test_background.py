@@ -203,6 +203,6 @@ async def test_a_wait_ends_with_the_sandbox(docker_host, docker_client):
     started = await box.processes.start("sleep 300")
     waiting = asyncio.create_task(box.processes.read(started.process, wait_s=60))
     await box.processes.list()
-    await docker_client.remove(box._sign_token())
+    await docker_client.remove(await box._sign_token())
     with pytest.raises(SandboxLost):
         await waiting

@@ -223,6 +223,7 @@ requests = st.one_of(
 @given(st.lists(requests, max_size=40))
 @example([(wire.EXEC, 1, b'{"shell": "sleep 9", "timeout_s": NaN, "output_bytes": 9}')])
 @example([(wire.FILES, 1, b'{"do": "grep", "path": ".", "pattern": "x", "most": 1, "timeout_s": -Infinity}')])
+@example([(wire.PROCESS, 1, b"S\x00\xa8\xf6\x8dV\x1f")])  # UTF-16 by its looks
 @example([(wire.EXEC, 1, b'{"shell": "cat", "timeout_s": 9, "output_bytes": 9, "pty": {"rows": -1}}')])
 def test_no_sequence_of_requests_makes_it_fail_or_hang(tmp_path_factory, sent):
     """Red when a field of a wrong type, a missing one, NaN for a time, or any order of frames raises in the agent.
