@@ -2,12 +2,16 @@
 
 from sandfleet.functions.api.resources import Resources
 from sandfleet.shared.ids import RunKey
-from sandfleet.shared.store.cancellation import CancelAction, request_cancel
+from sandfleet.shared.store.cancellation import CancelAction, Cancelled, request_cancel
 
 
 async def cancel_run(resources: Resources, key: RunKey, action: CancelAction) -> None:
-    """Ask a run to end, or end it when it has not begun. Raises NotFound when there is no such run or it is over."""
-    outcome, ready = await request_cancel(resources.pool, key, action)
-    if outcome == "requested":
-        resources.signal_cancel(key.run_id, action)
-    resources.waker.wake_all(ready)
+    """Ask a run and its descendants to end, or end those that have not begun. Raises NotFound when there is no such run or it is over."""
+    tell(resources, await request_cancel(resources.pool, key, action))
+
+
+def tell(resources: Resources, cancelled: Cancelled) -> None:
+    """Tell the executors what a committed cancellation means to them."""
+    for run_id, action in cancelled.stop.items():
+        resources.signal_cancel(run_id, action)
+    resources.waker.wake_all(cancelled.ready)

@@ -11,7 +11,7 @@ import orjson
 from psycopg import AsyncConnection
 from starlette.requests import Request
 
-from sandfleet.functions.api.requests import caller, resources
+from sandfleet.functions.api.requests import caller, parse_id, resources
 from sandfleet.functions.api.run_body import RunBody
 from sandfleet.functions.api.run_view import run_view, run_view_of
 from sandfleet.shared.errors import BadRequest, Conflict, InvalidRequest, NotFound
@@ -66,6 +66,14 @@ def idempotency(request: Request, body: bytes) -> tuple[str | None, bytes | None
     digest.update(b"\0")
     digest.update(body)
     return key, digest.digest()
+
+
+def _parent(request: Request) -> UUID | None:
+    """The run that this one is a child of: the SDK's clients pass the header on by ``headers=``."""
+    given = request.headers.get("x-parent-run-id")
+    if given is None:
+        return None
+    return parse_id(given, "X-Parent-Run-Id")
 
 
 async def plan(
@@ -132,6 +140,7 @@ async def plan(
         temporary=temporary,
         delay_s=body.after_seconds,
         timeout_s=found.settings.run_timeout_s,
+        parent_run=_parent(request),
         idempotency_key=idempotency_key,
         request_hash=request_hash,
     )
@@ -183,8 +192,9 @@ def _accepted(request: Request, planned: Plan, accepted: Accepted) -> Created:
     if not accepted.replayed:
         if accepted.gate is None:
             found.waker.wake(planned.submission.pool)
-        if accepted.interrupted is not None:
-            found.signal_cancel(accepted.interrupted, planned.submission.strategy)
+        for run_id, action in accepted.stop.items():
+            found.signal_cancel(run_id, action)
+        found.waker.wake_all(accepted.ready)
     return Created(accepted.run_id, accepted.thread_id, planned, accepted)
 
 
@@ -202,6 +212,7 @@ async def view(request: Request, owner: Owner, created: Created) -> dict[str, An
         assistant_id=s.assistant_id,
         status="pending",
         strategy=s.strategy,
+        parent_run=s.parent_run,
         kwargs=created.plan.kwargs,
         metadata=created.accepted.metadata or {},
         created_at=created.accepted.created_at,

@@ -30,6 +30,7 @@ def run_view(run: Run) -> dict[str, Any]:
         assistant_id=run.assistant_id,
         status=run.status,
         strategy=run.multitask_strategy,
+        parent_run=run.parent_run,
         kwargs=orjson.loads(run.kwargs),
         metadata=orjson.loads(run.metadata),
         created_at=run.created_at,
@@ -44,6 +45,7 @@ def run_view_of(
     assistant_id: UUID,
     status: str,
     strategy: str,
+    parent_run: UUID | None,
     kwargs: dict[str, Any],
     metadata: dict[str, Any],
     created_at: datetime,
@@ -61,6 +63,7 @@ def run_view_of(
         "created_at": utc(created_at),
         "updated_at": utc(updated_at),
         "langsmith_session_name": None,
+        **({} if parent_run is None else {"parent_run_id": parent_run}),
     }
 
 

@@ -1,10 +1,14 @@
 """Cancelling: committed in PostgreSQL first; a signal to the executor may then be lost without harm."""
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+from uuid import UUID
+
+from psycopg import AsyncConnection
 
 from sandfleet.shared.db.pool import Pool
 from sandfleet.shared.errors import NotFound
-from sandfleet.shared.ids import RunKey
+from sandfleet.shared.ids import Owner, RunKey
 from sandfleet.shared.store.ready import ReadyRuns, ready_by_pool
 
 TEMPORARY_KEEP_S = 60.0
@@ -13,30 +17,37 @@ TEMPORARY_KEEP_S = 60.0
 CancelAction = Literal["interrupt", "rollback"]
 
 
-async def request_cancel(
-    pool: Pool, key: RunKey, action: CancelAction
-) -> tuple[Literal["ended", "requested"], ReadyRuns]:
-    """Ask a run to end.
+class Cancelled(NamedTuple):
+    """What a cancellation did: runs that their executors must be told to end, each with how; runs that waited and are over
+    now; and the pools of runs that became ready by that."""
 
-    ``ended``: it was pending and is over now; the second value says which pools got ready runs through it.
-    ``requested``: an executor has it and will end it; the caller should set the cancel key.
-    Raises NotFound when there is no such run or it was over before.
+    stop: dict[UUID, CancelAction]
+    ended: list[UUID]
+    ready: ReadyRuns
+
+
+async def cancel_on(
+    connection: AsyncConnection[Any], owner: Owner, run_ids: Sequence[UUID], action: CancelAction
+) -> Cancelled:
+    """Ask runs and all their descendants to end; descendants are interrupted, whatever the action is for the others.
+
+    One statement, which takes all locks: tenant, threads, runs. Runs that are over are passed by.
     """
-    async with pool.connection() as connection, connection.transaction():
-        cursor = await connection.execute(
-            """update runs set cancel_action = %s where tenant = %s and user_id = %s and run_id = %s and status = 'running'
-               returning 1""",
-            (action, *key),
-        )
-        if await cursor.fetchone():
-            return "requested", {}
-        cursor = await connection.execute(
-            "select outcome, ready_pool, ready_count from end_run(%s, %s, %s, 'interrupted', null, %s)",
-            (*key, TEMPORARY_KEEP_S),
-        )
-        rows = await cursor.fetchall()
-        if rows[0][0] != "done":
-            raise NotFound("Run not found, or it has ended already.")
-        if action == "rollback":
-            await connection.execute("select erase_run(%s, %s, %s)", key)
-        return "ended", ready_by_pool((row[1], row[2]) for row in rows)
+    cursor = await connection.execute(
+        "select * from cancel_runs(%s, %s, %s, %s, %s)", (*owner, action, TEMPORARY_KEEP_S, list(run_ids))
+    )
+    rows = await cursor.fetchall()
+    return Cancelled(
+        {row[0]: row[1] for row in rows if row[0] is not None},
+        [row[2] for row in rows if row[2] is not None],
+        ready_by_pool((row[3], row[4]) for row in rows),
+    )
+
+
+async def request_cancel(pool: Pool, key: RunKey, action: CancelAction) -> Cancelled:
+    """Ask a run to end. Raises NotFound when there is no such run or it was over before."""
+    async with pool.connection() as connection:
+        cancelled = await cancel_on(connection, key.owner, [key.run_id], action)
+    if key.run_id not in cancelled.stop and key.run_id not in cancelled.ended:
+        raise NotFound("Run not found, or it has ended already.")
+    return cancelled

@@ -14,8 +14,8 @@ from sandfleet.shared.db.pool import Pool
 from sandfleet.shared.errors import NotFound
 from sandfleet.shared.ids import Owner
 from sandfleet.shared.store import threads
-from sandfleet.shared.store.cancellation import TEMPORARY_KEEP_S
-from sandfleet.shared.store.ready import ReadyRuns, ready_by_pool
+from sandfleet.shared.store.cancellation import TEMPORARY_KEEP_S, Cancelled, cancel_on
+from sandfleet.shared.store.ready import ready_by_pool
 
 ACTIVE = ("pending", "running")
 """Statuses of a run that is not over."""
@@ -26,7 +26,7 @@ CANCELS_ON_DISCONNECT = '{"on_disconnect":"cancel",'
 """How the ``kwargs`` of a run begin that a lost client cancels. PostgreSQL cannot look into JSON with U+0000 in it."""
 
 _MISSING = "Run not found."
-_COLUMNS = """run_id, thread_id, assistant_id, status, pool, multitask_strategy, kwargs::text as kwargs,
+_COLUMNS = """run_id, thread_id, assistant_id, status, pool, multitask_strategy, parent_run, kwargs::text as kwargs,
   metadata::text as metadata, created_at, updated_at"""
 
 
@@ -40,6 +40,7 @@ class Run:
     status: str
     pool: str
     multitask_strategy: str
+    parent_run: UUID | None
     kwargs: str
     metadata: str
     created_at: datetime
@@ -168,11 +169,11 @@ async def existing(pool: Pool, owner: Owner, thread_id: UUID, run_ids: Sequence[
         return {row[0] for row in await cursor.fetchall()}
 
 
-async def delete(pool: Pool, owner: Owner, thread_id: UUID, run_id: UUID) -> tuple[bool, ReadyRuns]:
+async def delete(pool: Pool, owner: Owner, thread_id: UUID, run_id: UUID) -> Cancelled:
     """Remove a run with its checkpoints, states, journal and tool calls; one that is not over ends first.
 
-    The thread's status is then what its newest remaining state says. Returns whether an executor may still work on the
-    run, which is superseded, and which pools got ready runs through it. Raises NotFound.
+    The thread's status is then what its newest remaining state says; the run's descendants are cancelled. Returns whom to
+    tell: an executor may still work on the run, which is superseded. Raises NotFound.
     """
     async with pool.connection() as connection, connection.transaction():
         if not await threads.lock(connection, owner, thread_id):
@@ -181,16 +182,17 @@ async def delete(pool: Pool, owner: Owner, thread_id: UUID, run_id: UUID) -> tup
         row = await cursor.fetchone()
         if row is None:
             raise NotFound(_MISSING)
-        ready: ReadyRuns = {}
-        if row[0] in ACTIVE:
+        cancelled = await cancel_on(connection, owner, [run_id], "interrupt")
+        if run_id in cancelled.stop:
             cursor = await connection.execute(
                 "select ready_pool, ready_count from end_run(%s, %s, %s, 'interrupted', null, %s)",
                 (*owner, run_id, TEMPORARY_KEEP_S),
             )
-            ready = ready_by_pool(await cursor.fetchall())
+            for pool_name, count in ready_by_pool(await cursor.fetchall()).items():
+                cancelled.ready[pool_name] = cancelled.ready.get(pool_name, 0) + count
         await connection.execute("select erase_run(%s, %s, %s)", (*owner, run_id))
         await settle_thread(connection, owner, thread_id)
-        return row[0] == "running", ready
+        return cancelled
 
 
 async def forget_operation(pool: Pool, owner: Owner, thread_id: UUID, run_id: UUID, *, failed: bool) -> None:

@@ -1,5 +1,6 @@
 """Accepting a run: one transaction, after which it can no longer be lost."""
 
+from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -11,6 +12,8 @@ from sandfleet.shared.db.pool import Pool
 from sandfleet.shared.errors import Conflict, NotFound, TooManyRequests
 from sandfleet.shared.fault_points import reach
 from sandfleet.shared.ids import RunKey
+from sandfleet.shared.store.cancellation import TEMPORARY_KEEP_S, CancelAction
+from sandfleet.shared.store.ready import ReadyRuns
 
 INTERACTIVE, STANDARD, BATCH = 0, 1, 2
 """Classes of runs: a lower one is claimed first."""
@@ -39,6 +42,8 @@ class Submission:
     """The thread is made for this run alone and goes away after it."""
     delay_s: float = 0.0
     timeout_s: float = 3600.0
+    parent_run: UUID | None = None
+    """A run of the same owner: cancelling it cancels this one."""
     idempotency_key: str | None = None
     request_hash: bytes | None = None
 
@@ -48,8 +53,8 @@ class Accepted:
     """What became of a submission.
 
     ``gate`` is what the run waits for (None: an executor, so one should be woken). ``replayed`` means that the
-    idempotency key had made this run before; ``metadata`` is None then. ``interrupted`` is the run that must be told
-    to stop for the thread's sake.
+    idempotency key had made this run before; ``metadata`` is None then. ``stop`` are runs that must be told to
+    stop for the thread's sake, each with how; ``ready`` the pools of runs that became ready because others ended.
     """
 
     run_id: UUID
@@ -58,7 +63,8 @@ class Accepted:
     created_at: datetime
     metadata: dict[str, Any] | None
     replayed: bool
-    interrupted: UUID | None
+    stop: dict[UUID, CancelAction]
+    ready: ReadyRuns
 
 
 _SUBMIT = """
@@ -66,7 +72,7 @@ select * from submit_run(
   %(tenant)s, %(user_id)s, %(run_id)s, %(thread_id)s, %(create_thread)s, %(temporary)s,
   %(assistant_id)s, %(graph_id)s, %(kind)s, %(pool)s, %(run_class)s::smallint, %(strategy)s,
   %(kwargs)s::json, %(base_metadata)s::jsonb, %(metadata)s::jsonb, %(delay_s)s, %(timeout_s)s,
-  %(idempotency_key)s, %(request_hash)s)
+  %(idempotency_key)s, %(request_hash)s, %(parent_run)s, %(keep_temporary_s)s)
 """
 
 
@@ -81,8 +87,8 @@ async def submit(pool: Pool, submission: Submission) -> Accepted:
 async def submit_on(connection: AsyncConnection[Any], s: Submission) -> Accepted:
     """Accept a run on a connection of the caller's, whose transaction may hold several.
 
-    Raises NotFound (no such thread), Conflict (the thread is busy and the strategy is ``reject``, or the idempotency
-    key was used for another body) and TooManyRequests (the tenant's queue is full).
+    Raises NotFound (no such thread or parent), Conflict (the thread is busy and the strategy is ``reject``, the parent is
+    over, or the idempotency key was used for another body) and TooManyRequests (the tenant's queue is full).
     """
     cursor = await connection.execute(
         _SUBMIT,
@@ -106,13 +112,21 @@ async def submit_on(connection: AsyncConnection[Any], s: Submission) -> Accepted
             "timeout_s": float(s.timeout_s),
             "idempotency_key": s.idempotency_key,
             "request_hash": s.request_hash,
+            "parent_run": s.parent_run,
+            "keep_temporary_s": TEMPORARY_KEEP_S,
         },
     )
     row = await cursor.fetchone()
     assert row is not None
-    outcome, run_id, thread_id, gate, created_at, metadata, interrupted = row
+    outcome, run_id, thread_id, gate, created_at, metadata, stop, actions, woken = row
     if outcome == "no_thread":
         raise NotFound("Thread or assistant not found.")
+    if outcome == "no_parent":
+        raise NotFound("The run that X-Parent-Run-Id names was not found.")
+    if outcome == "parent_ended":
+        raise Conflict(
+            "The parent run has ended, is being cancelled, or would be interrupted by this run: it gets no more children."
+        )
     if outcome == "busy":
         raise Conflict(
             "The thread is busy with another run. Wait for it, cancel it, or use multitask_strategy 'enqueue'."
@@ -123,4 +137,13 @@ async def submit_on(connection: AsyncConnection[Any], s: Submission) -> Accepted
         raise Conflict(
             "This Idempotency-Key was used for a different request. Use a new key for a new request."
         )
-    return Accepted(run_id, thread_id, gate, created_at, metadata, outcome == "replayed", interrupted)
+    return Accepted(
+        run_id,
+        thread_id,
+        gate,
+        created_at,
+        metadata,
+        outcome == "replayed",
+        dict(zip(stop or (), actions or (), strict=True)),
+        Counter(woken or ()),
+    )

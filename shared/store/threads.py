@@ -12,7 +12,7 @@ from psycopg.rows import class_row
 from sandfleet.shared.db.pool import Pool
 from sandfleet.shared.errors import Conflict, NotFound
 from sandfleet.shared.ids import Owner
-from sandfleet.shared.store.cancellation import TEMPORARY_KEEP_S
+from sandfleet.shared.store.cancellation import TEMPORARY_KEEP_S, Cancelled, cancel_on
 
 SORT_COLUMNS = ("thread_id", "status", "created_at", "updated_at", "state_updated_at")
 
@@ -174,28 +174,33 @@ def _where(owner: Owner, wanted: Filter) -> tuple[str, dict[str, Any]]:
     return " and ".join(conditions), parameters
 
 
-async def delete(pool: Pool, owner: Owner, thread_id: UUID) -> list[UUID]:
+async def delete(pool: Pool, owner: Owner, thread_id: UUID) -> Cancelled:
     """Remove a thread and all that is its own; runs that are not over end first.
 
-    Returns the runs that an executor may still work on: it is superseded, and may be told so. Raises NotFound.
+    Their descendants are cancelled. Returns whom to tell: an executor may still work on a run, which is superseded. Raises
+    NotFound.
     """
     async with pool.connection() as connection, connection.transaction():
         if not await lock(connection, owner, thread_id):
             raise NotFound(_MISSING)
-        # The waiting ones first, so that the thread is passed on to none of them.
         cursor = await connection.execute(
-            """select run_id, status from runs
-               where tenant = %s and user_id = %s and thread_id = %s and status in ('pending', 'running')
-               order by gate is null, seq desc""",
+            """select run_id from runs where tenant = %s and user_id = %s and thread_id = %s
+               and status in ('pending', 'running')""",
             (*owner, thread_id),
         )
-        active = await cursor.fetchall()
-        for run_id, _ in active:
+        cancelled = await cancel_on(
+            connection, owner, [row[0] for row in await cursor.fetchall()], "interrupt"
+        )
+        cursor = await connection.execute(
+            "select run_id from runs where tenant = %s and user_id = %s and thread_id = %s and status = 'running'",
+            (*owner, thread_id),
+        )
+        for (run_id,) in await cursor.fetchall():
             await connection.execute(
                 "select end_run(%s, %s, %s, 'interrupted', null, %s)", (*owner, run_id, TEMPORARY_KEEP_S)
             )
         await connection.execute("select erase_thread(%s, %s, %s)", (*owner, thread_id))
-        return [run_id for run_id, status in active if status == "running"]
+        return cancelled
 
 
 async def of_assistant(pool: Pool, owner: Owner, assistant_id: UUID) -> list[UUID]:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sandfleet.functions.api import run_creation
-from sandfleet.functions.api.cancelling import cancel_run
+from sandfleet.functions.api.cancelling import cancel_run, tell
 from sandfleet.functions.api.docs import body_of
 from sandfleet.functions.api.outcome import outcome
 from sandfleet.functions.api.requests import (
@@ -133,10 +133,7 @@ async def delete(request: Request, thread_id: str, run_id: str) -> Response:
     """Remove a run with its checkpoints; one that is not over ends first."""
     found = resources(request)
     run = parse_id(run_id, "run_id")
-    running, ready = await runs.delete(found.pool, caller(request), parse_id(thread_id, "thread_id"), run)
-    if running:
-        found.signal_cancel(run, "interrupt")
-    found.waker.wake_all(ready)
+    tell(found, await runs.delete(found.pool, caller(request), parse_id(thread_id, "thread_id"), run))
     return no_content()
 
 

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
+from sandfleet.functions.api.cancelling import tell
 from sandfleet.functions.api.docs import body_of
 from sandfleet.functions.api.extract import Path, extract, parse_path
 from sandfleet.functions.api.fields import Body, Id, Limit, Metadata, Offset, refuse
@@ -213,8 +214,7 @@ async def copy(request: Request, thread_id: str) -> Response:
 
 async def remove(found: Resources, owner: Owner, thread_id: Any) -> None:
     """Remove a thread, and tell the executors that work on it. Raises NotFound."""
-    for run_id in await threads.delete(found.pool, owner, thread_id):
-        found.signal_cancel(run_id, "interrupt")
+    tell(found, await threads.delete(found.pool, owner, thread_id))
 
 
 async def _view_of(request: Request, thread_id: str) -> dict[str, Any]:

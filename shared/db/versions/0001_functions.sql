@@ -42,60 +42,82 @@ begin
   return query select p, count(*)::int from unnest(pools) p group by p;
 end $$;
 
--- Accept a run. outcome: created | replayed | key_reused | no_thread | busy | queue_full.
--- For 'created', gate null means that an executor may take it now. interrupted: runs that must be told to stop.
+-- Accept a run. outcome: created | replayed | key_reused | no_thread | no_parent | parent_ended | busy | queue_full.
+-- For 'created', gate null means that an executor may take it now; o_stop are runs that executors must be told to stop,
+-- o_actions says how, and o_woken the pools of runs that became ready, once for each run.
 create function submit_run(
   p_tenant text, p_user text, p_run uuid, p_thread uuid, p_create_thread boolean, p_temporary boolean,
   p_assistant uuid, p_graph text, p_kind text, p_pool text, p_class smallint, p_strategy text,
   p_kwargs json, p_base_metadata jsonb, p_metadata jsonb, p_delay_s double precision, p_timeout_s double precision,
-  p_key text, p_request_hash bytea)
-returns table (outcome text, o_run uuid, o_thread uuid, o_gate text, o_created timestamptz, o_metadata jsonb, o_interrupted uuid) language plpgsql as $$
+  p_key text, p_request_hash bytea, p_parent uuid, p_keep_temporary_s double precision)
+returns table (outcome text, o_run uuid, o_thread uuid, o_gate text, o_created timestamptz, o_metadata jsonb, o_stop uuid[], o_actions text[], o_woken text[]) language plpgsql as $$
 declare
   te tenants;
   th threads;
   k  idempotency_keys;
   r  runs;
+  pa runs;
   g  text;
-  stop uuid;
+  stop uuid[] := '{}';
+  actions text[] := '{}';
+  woken text[] := '{}';
 begin
   select * into te from tenants where tenant = p_tenant for update;
   if p_key is not null then
     select * into k from idempotency_keys where tenant = p_tenant and user_id = p_user and key = p_key;
     if found then
       return query select case when k.request_hash = p_request_hash then 'replayed' else 'key_reused' end,
-        k.run_id, k.thread_id, null::text, k.created_at, null::jsonb, null::uuid;
+        k.run_id, k.thread_id, null::text, k.created_at, null::jsonb, null::uuid[], null::text[], null::text[];
       return;
     end if;
   end if;
   select * into th from threads where tenant = p_tenant and user_id = p_user and thread_id = p_thread for update;
   if not found then
     if not p_create_thread then
-      return query select 'no_thread', null::uuid, null::uuid, null::text, null::timestamptz, null::jsonb, null::uuid;
+      return query select 'no_thread', null::uuid, null::uuid, null::text, null::timestamptz, null::jsonb, null::uuid[], null::text[], null::text[];
       return;
     end if;
     insert into threads (tenant, user_id, thread_id, temporary) values (p_tenant, p_user, p_thread, p_temporary) returning * into th;
   end if;
-  if th.active_run is not null and p_strategy = 'reject' then
-    return query select 'busy', null::uuid, null::uuid, null::text, null::timestamptz, null::jsonb, null::uuid;
+  if p_parent is not null then
+    select * into pa from runs where tenant = p_tenant and user_id = p_user and run_id = p_parent and kind = 'run';
+    if not found then
+      return query select 'no_parent', null::uuid, null::uuid, null::text, null::timestamptz, null::jsonb, null::uuid[], null::text[], null::text[];
+      return;
+    end if;
+    if pa.status not in ('pending', 'running') or pa.cancel_action is not null
+        or (pa.thread_id = p_thread and p_strategy in ('interrupt', 'rollback')) then
+      return query select 'parent_ended', null::uuid, null::uuid, null::text, null::timestamptz, null::jsonb, null::uuid[], null::text[], null::text[];
+      return;
+    end if;
+  end if;
+  if th.status = 'busy' and p_strategy = 'reject' then
+    return query select 'busy', null::uuid, null::uuid, null::text, null::timestamptz, null::jsonb, null::uuid[], null::text[], null::text[];
     return;
   end if;
   if te.waiting >= te.max_queued then
-    return query select 'queue_full', null::uuid, null::uuid, null::text, null::timestamptz, null::jsonb, null::uuid;
+    return query select 'queue_full', null::uuid, null::uuid, null::text, null::timestamptz, null::jsonb, null::uuid[], null::text[], null::text[];
     return;
   end if;
+  if th.status = 'busy' and p_strategy in ('interrupt', 'rollback') then
+    with done as materialized (
+      select * from cancel_runs(p_tenant, p_user, p_strategy, p_keep_temporary_s, array(
+        select run_id from runs where tenant = p_tenant and user_id = p_user and thread_id = p_thread and status in ('pending', 'running'))))
+    select array(select done.o_stop from done where done.o_stop is not null order by done.o_stop),
+        array(select done.o_action from done where done.o_stop is not null order by done.o_stop),
+        array(select done.ready_pool from done, generate_series(1, done.ready_count) where done.ready_pool is not null)
+      into stop, actions, woken;
+    select * into te from tenants where tenant = p_tenant;
+    select * into th from threads where tenant = p_tenant and user_id = p_user and thread_id = p_thread;
+  end if;
   g := case when p_delay_s > 0 then 'time' when th.active_run is not null then 'thread' when te.slots >= te.max_in_flight then 'tenant' end;
-  insert into runs (tenant, user_id, run_id, thread_id, assistant_id, graph_id, kind, pool, class, gate, not_before,
+  insert into runs (tenant, user_id, run_id, thread_id, parent_run, assistant_id, graph_id, kind, pool, class, gate, not_before,
                     multitask_strategy, timeout_s, kwargs, metadata, created_at)
-  values (p_tenant, p_user, p_run, p_thread, p_assistant, p_graph, p_kind, p_pool, p_class, g,
+  values (p_tenant, p_user, p_run, p_thread, p_parent, p_assistant, p_graph, p_kind, p_pool, p_class, g,
           case when p_delay_s > 0 then clock_timestamp() + make_interval(secs => p_delay_s) end,
           p_strategy, p_timeout_s, p_kwargs, p_base_metadata || th.metadata || p_metadata,
           clock_timestamp() + make_interval(secs => greatest(p_delay_s, 0)))
   returning * into r;
-  if g = 'thread' and p_strategy in ('interrupt', 'rollback') then
-    update runs set cancel_action = p_strategy
-      where tenant = p_tenant and user_id = p_user and run_id = th.active_run and status in ('pending', 'running')
-      returning run_id into stop;
-  end if;
   update threads set
       status = 'busy', updated_at = clock_timestamp(),
       active_run = case when g is null or g = 'tenant' then r.run_id else active_run end,
@@ -110,7 +132,7 @@ begin
   if p_key is not null then
     insert into idempotency_keys (tenant, user_id, key, request_hash, run_id, thread_id) values (p_tenant, p_user, p_key, p_request_hash, p_run, p_thread);
   end if;
-  return query select 'created', r.run_id, r.thread_id, g, r.created_at, r.metadata, stop;
+  return query select 'created', r.run_id, r.thread_id, g, r.created_at, r.metadata, stop, actions, woken;
 end $$;
 
 -- Whether an executor holds a suspect: a run that lost two executors in a row and has not shown by a new checkpoint that it
@@ -268,6 +290,49 @@ begin
     select 'done', r.attempt, c.ready_pool, c.ready_count
       from close_run(r, p_status, p_error, case when p_error is not null then 'error' when r.started_at is not null then 'interrupted' end, null, p_keep_temporary_s) c
     union all select 'done', r.attempt, null::text, 0;
+end $$;
+
+-- Cancel runs with all their descendants: those that wait end here, those that run are marked for their executors.
+-- Descendants are interrupted whatever the action. Returns per marked run o_stop and o_action, per ended one o_ended, and how
+-- many runs became ready per pool. Locks the tenant, then all threads, then all runs.
+create function cancel_runs(p_tenant text, p_user text, p_action text, p_keep_temporary_s double precision, p_runs uuid[])
+returns table (o_stop uuid, o_action text, o_ended uuid, ready_pool text, ready_count int) language plpgsql as $$
+declare
+  tree uuid[];
+  r runs;
+  what text;
+begin
+  perform 1 from tenants where tenant = p_tenant for update;
+  with recursive family as (
+    select run_id from runs where tenant = p_tenant and user_id = p_user and run_id = any(p_runs)
+    union
+    select c.run_id from runs c join family f on c.parent_run = f.run_id where c.tenant = p_tenant and c.user_id = p_user)
+  select array_agg(run_id) into tree from runs join family using (run_id)
+    where tenant = p_tenant and user_id = p_user and status in ('pending', 'running');
+  if tree is null then
+    return;
+  end if;
+  perform 1 from (select 1 from threads where tenant = p_tenant and user_id = p_user and thread_id in (
+    select thread_id from runs where tenant = p_tenant and user_id = p_user and run_id = any(tree)) order by thread_id for update) locked;
+  perform 1 from (select 1 from runs where tenant = p_tenant and user_id = p_user and run_id = any(tree) order by run_id for update) locked;
+  -- Those that hold a thread or a slot come last, so that neither is passed on to one of the others.
+  for r in select * from runs where tenant = p_tenant and user_id = p_user and run_id = any(tree) and status in ('pending', 'running')
+      order by case when gate is null then 2 when gate = 'tenant' then 1 else 0 end, seq desc loop
+    what := case when r.run_id = any(p_runs) then p_action else coalesce(r.cancel_action, 'interrupt') end;
+    if r.status = 'running' then
+      update runs set cancel_action = what where tenant = p_tenant and user_id = p_user and run_id = r.run_id;
+      return query select r.run_id, what, null::uuid, null::text, 0;
+    else
+      return query select null::uuid, null::text, case when e.ready_pool is null then r.run_id end, e.ready_pool, e.ready_count
+        from end_run(p_tenant, p_user, r.run_id, 'interrupted', null, p_keep_temporary_s) e;
+      if what = 'rollback' then
+        perform erase_run(p_tenant, p_user, r.run_id);
+        -- It may have begun before: what is undone has interrupted nothing.
+        update threads set status = case when interrupts::text <> '{}' then 'interrupted' else 'idle' end
+          where tenant = p_tenant and user_id = p_user and thread_id = r.thread_id and status = 'interrupted';
+      end if;
+    end if;
+  end loop;
 end $$;
 
 -- Undo a run: its checkpoints and states vanish with it, as if it had never been. The run must be terminal.

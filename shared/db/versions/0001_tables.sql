@@ -113,6 +113,7 @@ create table runs (
   tenant text, user_id text, run_id uuid,
   seq                 bigint generated always as identity,   -- order of creation
   thread_id           uuid not null,
+  parent_run          uuid,                                  -- of the same owner; its cancellation is this run's too
   assistant_id        uuid not null,
   graph_id            text not null,
   kind                text not null check (kind in ('run', 'update_state')),
@@ -147,6 +148,7 @@ create table runs (
   primary key (tenant, user_id, run_id)
 ) with (fillfactor = 70);
 create index runs_of_thread on runs (tenant, user_id, thread_id, seq desc);
+create index runs_of_parent on runs (tenant, user_id, parent_run) where parent_run is not null;
 create index runs_ready on runs (pool, class, vtime, seq) where status = 'pending' and gate is null;
 create index runs_waiting_tenant on runs (tenant, class, seq) where gate = 'tenant';
 create index runs_waiting_thread on runs (tenant, user_id, thread_id, seq) where gate = 'thread';
