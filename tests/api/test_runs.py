@@ -373,3 +373,31 @@ async def test_what_is_not_honoured_is_refused_by_name(
     with pytest.raises(UnprocessableEntityError, match=name):
         async for _ in client.runs.stream(thread, "chat", **asked):
             pass
+
+
+async def test_a_child_names_its_parent(
+    client: LangGraphClient, http: httpx.AsyncClient, thread: str
+) -> None:
+    """Made by every way to create a run. Red when the header is ignored, or a run without a parent shows one."""
+    parent: Any = await client.runs.create(thread, "chat", input={})
+    header = {"X-Parent-Run-Id": parent["run_id"]}
+    child: Any = await client.runs.create(None, "chat", input={}, headers=header)
+    (batched,) = (await http.post("/runs/batch", json=[{"assistant_id": "chat"}], headers=header)).json()
+    for run in (child, batched, (await http.get(f"/runs/{child['run_id']}")).json()):
+        assert run["parent_run_id"] == parent["run_id"]
+    assert "parent_run_id" not in parent
+    await client.runs.cancel(thread, parent["run_id"])
+    for run in (child, batched):
+        assert (await http.get(f"/runs/{run['run_id']}")).json()["status"] == "interrupted"
+
+
+async def test_a_child_of_nobody_is_refused(client: LangGraphClient, thread: str) -> None:
+    """Red when such a run is accepted without a parent."""
+    with pytest.raises(NotFoundError):
+        await client.runs.create(thread, "chat", input={}, headers={"X-Parent-Run-Id": str(uuid.uuid4())})
+    with pytest.raises(UnprocessableEntityError):
+        await client.runs.create(thread, "chat", input={}, headers={"X-Parent-Run-Id": "parent"})
+    parent: Any = await client.runs.create(thread, "chat", input={})
+    await client.runs.cancel(thread, parent["run_id"])
+    with pytest.raises(ConflictError):
+        await client.runs.create(thread, "chat", input={}, headers={"X-Parent-Run-Id": parent["run_id"]})
