@@ -33,8 +33,9 @@ check: install-dev ## Formatting, lint, types, import boundaries, unit tests
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest tests/unit -q
 
-bench: install-dev ## Start a stack and measure it beside the baseline
+bench: install-dev ## Start a stack and measure it beside the baseline; then how fast it recovers
 	@$(BIN)/sandfleet bench
+	@$(BIN)/sandfleet recovery
 
 chaos: install-dev ## Kill, stop and lose everything for RUNS runs; SEED=… replays the faults of a session
 	@$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS))

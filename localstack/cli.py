@@ -129,6 +129,15 @@ def bench(context: typer.Context, root: Root = ROOT) -> None:
 
 
 @app.command()
+def recovery(root: Root = ROOT) -> None:
+    """Measure how fast runs go on after an executor's death and end after a cancel, on stacks of its own."""
+    from sandfleet.localstack import terminal
+    from sandfleet.localstack.commands import recovery as command
+
+    terminal.run(command.recovery(root, EXAMPLES))
+
+
+@app.command()
 def doctor(root: Root = ROOT) -> None:
     """Check each dependency and say what to do."""
     from sandfleet.localstack import terminal

@@ -18,8 +18,11 @@ PROJECT = Path(__file__).parent.parent / "projects" / "chaos" / "langgraph.json"
 
 
 async def _session(
-    seed: int, runs: int, faults_s: float | None, root: Path, sandbox: str, quiet: bool
+    seed: int, runs: int, faults_s: float | None, folder: Path, sandbox: str, quiet: bool
 ) -> int:
+    """What a session leaves in its folder is kept when it found something: the database and the logs tell more."""
+    root = folder / f"seed-{seed}-{os.getpid()}"
+
     def say(line: str) -> None:
         if not quiet:
             print(line, flush=True)
