@@ -181,7 +181,13 @@ class Executor:
             if sent < self._claim_in_doubt_until:
                 await give_back_lost(connection, self._id, self._held.fences())
             claimed = await claim(
-                connection, settings.pool, self._id, settings.lease_s, free, longest_waiting=longest
+                connection,
+                settings.pool,
+                self._id,
+                settings.lease_s,
+                free,
+                longest_waiting=longest,
+                poison_limit=settings.poison_limit,
             )
             for run in claimed:
                 self._held.add(run, sent + settings.lease_s)
@@ -190,7 +196,7 @@ class Executor:
         return len(claimed) == (1 if longest else free)
 
     async def _ask_for_the_next_suspect(self) -> None:
-        """The database gives one at a time, and nobody rings when this one has shown that it kills no executor."""
+        """The database gives one at a time, and nobody rings when this one has proved not to kill its executor."""
         if self._held.has_suspect:
             self._claim_now.set()
 

@@ -11,6 +11,7 @@ import orjson
 from sandfleet.loadtest.bench.http import Connection, ConnectionLost, Exchange
 
 _LONG_S = 900.0
+_BEGIN_WITHIN_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class LongRun:
 
     @classmethod
     async def begin(cls, api: Api, *, command: str = "") -> "LongRun":
-        """Start one; returns when an executor has begun it. With ``command`` it runs that in its sandbox instead of
+        """Start one; returns when an executor has begun it. Raises TimeoutError when none does within a minute. With ``command`` it runs that in its sandbox instead of
         asking a silent model."""
         asking = await api.open()
         try:
@@ -103,7 +104,8 @@ class LongRun:
             call = {"name": "execute", "args": {"command": command, "timeout_s": _LONG_S}}
             script = orjson.dumps({"turns": [{"tool_calls": [call]}, {"text": "done"}]}).decode()
         run = cls(api, orjson.loads(thread.body)["thread_id"], await api.open(), Events(), script)
-        await run.events.begun(1)
+        async with asyncio.timeout(_BEGIN_WITHIN_S):
+            await run.events.begun(1)
         return run
 
     async def cancel(self) -> float:

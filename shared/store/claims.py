@@ -45,22 +45,32 @@ class ClaimedRun:
     head_checkpoint_id: str | None
     """The thread's newest checkpoint; None when it has none."""
     suspect: bool = False
-    """It lost two executors in a row: this one gets no second run like it until it has written a checkpoint."""
+    """One more death ends it. This executor gets no second one like it until it has written a checkpoint, or lived for a
+    lease."""
 
 
 async def claim(
-    connection: Connection, pool: str, owner: str, lease_s: float, limit: int, *, longest_waiting: bool
+    connection: Connection,
+    pool: str,
+    owner: str,
+    lease_s: float,
+    limit: int,
+    *,
+    longest_waiting: bool,
+    poison_limit: int = 5,
 ) -> list[ClaimedRun]:
-    """Claim up to ``limit`` ready runs of a pool in fair order, with leases of ``lease_s`` on the database's clock."""
+    """Claim up to ``limit`` ready runs of a pool in fair order, with leases of ``lease_s`` on the database's clock; of those
+    that the next death ends (their ``poison_limit``-th in a row) one at a time."""
+    suspect = max(poison_limit - 1, 1)
     cursor = await connection.execute(
         """
         select r.tenant, r.user_id, r.run_id, r.attempt, r.thread_id, r.assistant_id, r.graph_id, r.kind, r.class, r.vtime,
                r.kwargs, r.metadata, r.cancel_action, clock_timestamp(), r.timeout_s,
                r.timeout_s - extract(epoch from clock_timestamp() - r.started_at)::double precision,
-               c.o_resumes, c.o_head, r.deaths >= 2
-        from claim_runs(%s, %s, %s, %s, %s) c, lateral (select (c.o_run).*) r
+               c.o_resumes, c.o_head, r.deaths >= %s
+        from claim_runs(%s, %s, %s, %s, %s, %s) c, lateral (select (c.o_run).*) r
         """,
-        (pool, owner, lease_s, limit, longest_waiting),
+        (suspect, pool, owner, lease_s, limit, longest_waiting, suspect),
     )
     rows = await cursor.fetchall()
     if rows:

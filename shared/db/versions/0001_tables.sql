@@ -157,8 +157,8 @@ create index runs_waiting_children on runs (tenant, user_id, run_id) where gate 
 create index runs_finished on runs (finished_at) where finished_at is not null and not journal_expired;
 create index runs_given_back on runs (started_at) where status = 'pending' and started_at is not null;
 create index runs_operations_ended on runs (finished_at) where kind <> 'run' and finished_at is not null;
-create index runs_suspected on runs (pool, class, vtime, seq) where status = 'pending' and gate is null and deaths >= 2;
-create index runs_suspected_held on runs (lease_owner) where status = 'running' and deaths >= 2;
+create index runs_died on runs (pool, class, vtime, seq) where status = 'pending' and gate is null and deaths > 0;
+create index runs_died_leased on runs (lease_owner) where status = 'running' and deaths > 0;
 create index runs_leased on runs (lease_expires_at) where status = 'running';
 
 -- When the last sweep looked, and since when sweeps have come without a pause: whether the database was away.
