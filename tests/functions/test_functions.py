@@ -103,7 +103,7 @@ async def test_the_scheduled_sweep_returns_the_runs_of_a_dead_fleet(deployment):
 
 
 async def test_the_scheduled_sweep_leaves_the_turns_to_executors(deployment):
-    """Red when it sweeps beside a living fleet, or waits for a lease in vain."""
+    """Red when it sweeps beside a living fleet."""
     env, connection, _ = deployment
     await connection.execute("update turns set taken_at = clock_timestamp() + interval '1 hour'")
     answer, logs, _ = await invoke(env, "sweeper", {})

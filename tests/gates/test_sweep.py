@@ -202,19 +202,28 @@ async def test_the_thread_of_a_stateless_run_is_removed_in_time(pool):
     assert await sql(pool, "select count(*) from runs where thread_id = %s", used) == [(2,)]
 
 
-async def test_a_thread_that_is_taken_at_this_moment_is_left_alone(pool, database):
-    """Red when the thread is removed by what was read before its lock: a run is being accepted on it."""
+async def test_a_thread_that_is_taken_at_this_moment_is_left_alone(pool, monkeypatch):
+    """Red when the thread is removed by what was read before its lock: the run that was accepted on it would be lost."""
     thread = new_id()
     await submit(pool, submission("a", thread, temporary=True))
     (run,) = await claimed(pool, 1)
     async with pool.connection() as connection:
         await finish(connection, run.fence, ending("success"))
     await sql(pool, "update threads set expires_at = clock_timestamp() - interval '1 s'")
-    async with await psycopg.AsyncConnection.connect(database) as submitting:
-        await submitting.execute("select 1 from threads where thread_id = %s for update", (thread,))
-        await swept(pool)
-        await submitting.commit()
-    assert await sql(pool, "select thread_id from threads") == [(thread,)]
+    async with pool.connection() as connection:
+        execute, accepted = connection.execute, []
+
+        async def taken_after(query, *args, **kwargs):
+            found = await execute(query, *args, **kwargs)
+            if "from threads" in str(query) and "expires_at <" in str(query) and not accepted:
+                accepted.append(await submit(pool, submission("a", thread)))
+            return found
+
+        monkeypatch.setattr(connection, "execute", taken_after)
+        await sweep(connection, 5, LEASE_S, LONG_S)
+        assert accepted
+    assert await sql(pool, "select thread_id, status from threads") == [(thread, "busy")]
+    assert ("pending", None) in await states(pool)
 
 
 async def test_old_journals_go_but_for_their_end(pool):
