@@ -196,7 +196,7 @@ class WriteProcess(AboutProcess):
         self.all_came = True
 
     def tick(self, now: float) -> float | None:
-        if not self.input.open:
+        if self.input.lost:
             self._leave()
             self.refuse("no_stdin", "the process closed its stdin or has ended")
         elif self.all_came and not self.waiting:

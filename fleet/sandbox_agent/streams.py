@@ -137,6 +137,7 @@ class Input:
     def __init__(self, agent: Agent, fd: int, terminal: bool, written: Callable[[int], None]) -> None:
         self.written = written
         self.open = True
+        self.lost = False  # whether something came that nobody took
         self._agent = agent
         self._fd = fd
         self._terminal = terminal
@@ -165,6 +166,15 @@ class Input:
             self.open = False
             self._watch(False)
             os.close(self._fd)
+            self._lose()
+
+    def _lose(self) -> None:
+        """Give back what nobody will take."""
+        size = len(self._buffer)
+        if size:
+            self.lost = True
+            self._buffer.clear()
+            self.written(size)
 
     def _write(self, _mask: int) -> None:
         size = 0
@@ -181,8 +191,7 @@ class Input:
         except OSError:  # the process does not read on
             self.close()
         if not self.open:
-            size += len(self._buffer)
-            self._buffer.clear()
+            self._lose()
         elif self._ending and not self._buffer:
             self.close()
         else:

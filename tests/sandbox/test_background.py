@@ -88,6 +88,14 @@ async def test_input_reaches_it_and_its_end_too(sandbox):
     assert refused.value.code == "no_stdin"
 
 
+async def test_a_write_that_ends_the_process_has_succeeded(sandbox):
+    """Red when the end of the process is taken for that of the write: all of it was read before."""
+    for _ in range(20):
+        started = await sandbox.processes.start("read line; exit 6", stdin=True)
+        await sandbox.processes.write(started.process, b"go\n")
+        assert (await sandbox.processes.wait(started.process)).exit_code == 6
+
+
 async def test_a_write_to_who_does_not_read_is_refused_when_it_ends(sandbox):
     """Red when a write waits for ever for a process that is gone."""
     started = await sandbox.processes.start("until [ -e go ]; do sleep 0.02; done", stdin=True)
