@@ -33,8 +33,15 @@ async def _serve() -> None:
     await executor.run()
 
 
+def _leave(_number: int, _frame: object) -> None:
+    """A signal while the graphs are loaded: nothing was claimed yet, and nothing has to be closed."""
+    os._exit(0)
+
+
 def main() -> None:
     """Run the executor."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave)
     logs.configure("executor", settings().log_level)
     set_json_loads(orjson.loads)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)

@@ -111,6 +111,11 @@ class Execution:
         self._snapshot: asyncio.Future[None] | None = None
         self._head_next: Sequence[str] | None = None
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it was told to stop."""
+        return self._stop is not None
+
     def stop(self, reason: Stop) -> None:
         """Break the run off. The first reason stands, but losing the lease overrides it."""
         if self._stop is None or reason is Stop.SUPERSEDED:
@@ -138,12 +143,13 @@ class Execution:
                     await _undisturbed(self._settle(stream))
                 return Ended({}, hand_over=self._stop is Stop.HAND_OVER)
             ready = await _undisturbed(self._finish(stream, ending))
-            self._task = None  # there is nothing left to break off
+            self._task = None  # there is nothing left to break off, and the rest must be done
             if ready is None:
                 return Ended({})
             await sandbox.close()
             return Ended(ready)
         finally:
+            self._task = None
             timer.cancel()
             self._services.publisher.close(stream)
 

@@ -18,6 +18,7 @@ from sandfleet.fleet.executor.fenced_writer import FencedWriter
 from sandfleet.fleet.executor.lease import Lease
 from sandfleet.fleet.executor.ledger_links import LedgerLinks
 from sandfleet.fleet.executor.loop_watch import LoopWatch
+from sandfleet.fleet.executor.node_tasks import cancel_until_ended
 from sandfleet.fleet.executor.publisher import Publisher
 from sandfleet.fleet.graphs.loading import Graph
 from sandfleet.fleet.sandbox.client import SandboxClient
@@ -140,6 +141,9 @@ class GraphThread:
             ended = await execution.execute()
         except (Exception, asyncio.CancelledError):
             _log.exception("executing a run failed", extra={"run_id": str(fence.key.run_id)})
+        try:
+            if execution.stopped:
+                await cancel_until_ended(fence.key.run_id)
         finally:
             del self._executions[fence]
             self._on_ended(fence, ended)
