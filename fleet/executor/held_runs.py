@@ -211,7 +211,8 @@ class HeldRuns:
         if held is not None and held.left_alone is not None:
             stuck_s = time.monotonic() - held.left_alone
             _log.warning(
-                "a stuck graph has ended: its slot is free", extra={**_about(held), "stuck_s": round(stuck_s, 1)}
+                "a stuck graph has ended: its slot is free",
+                extra={**_about(held), "stuck_s": round(stuck_s, 1)},
             )
         if ended.hand_over and held is not None and not held.lease.superseded:
             self.give_back([fence])
