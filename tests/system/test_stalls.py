@@ -3,10 +3,11 @@
 import asyncio
 import json
 import signal
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 from langgraph_sdk import get_client
+from langgraph_sdk.errors import InternalServerError
 
 from tests.fixtures_stack import start_stack
 from tests.projects.basic.counter import expected_digest
@@ -96,7 +97,7 @@ async def test_a_blocked_loop_costs_no_lease_and_holds_up_no_cancel(stack, clien
     over, log = tmp_path / "over", Logged(stack, "executor-1")
     try:
         async with alone(stack, "executor-1"):
-            neighbour = await begin("slow", seconds=1)
+            neighbour = await begin("slow", seconds=600)
             cancelled = await begin("slow", seconds=600)
             blocking = await begin("blocking", until=str(over))
             await eventually(lambda: log.lines("holds the event loop"), PATIENCE_S, "the report of the stall")
@@ -118,9 +119,10 @@ async def test_a_blocked_loop_costs_no_lease_and_holds_up_no_cancel(stack, clien
             ) == [(1, True)]
     finally:
         over.touch()
+    await client.runs.join(*blocking)
+    assert (await client.runs.get(*blocking))["status"] == "success"
+    await client.runs.cancel(*neighbour, wait=True)
     for ids in (neighbour, blocking):
-        await client.runs.join(*ids)
-        assert (await client.runs.get(*ids))["status"] == "success"
         assert await attempt_of(query, ids) == 1
     (report,) = log.lines("holds the event loop")
     assert (report["graph"], report["node"], report["run_id"]) == ("blocking", "block", blocking[1])
@@ -252,5 +254,9 @@ async def test_executors_end_while_postgresql_is_away(stack, client, query, begi
     await asyncio.gather(stack.restart("executor-1"), stack.restart("executor-2"))
     succeeded = "select 1 from runs where run_id = %s and status = 'success'"
     await eventually(lambda: query(succeeded, ids[1]), PATIENCE_S, "the run's end")
-    values = (await client.threads.get_state(ids[0]))["values"]
-    assert values["digest"] == expected_digest(60)
+
+    async def answer():  # connections of the API's pool may be those of the old server, and fail once
+        with suppress(InternalServerError):
+            return (await client.threads.get_state(ids[0]))["values"]["digest"]
+
+    assert await eventually(answer, PATIENCE_S, "an answer of the API") == expected_digest(60)
