@@ -23,7 +23,9 @@ from sandfleet.shared.permits import Permits
 from sandfleet.shared.rings import ring, wait_for_ring
 from sandfleet.shared.settings import Settings
 from sandfleet.shared.store.claims import advance_clock, claim, give_back_lost
+from sandfleet.shared.store.ended import EndedRun
 from sandfleet.shared.store.sweep import sweep_in_turn
+from sandfleet.shared.streams.announce import announce_ends
 from sandfleet.shared.top_up import missing_permits, wanted_permits
 from sandfleet.shared.waker import Waker
 
@@ -235,9 +237,13 @@ class Executor:
 
     async def _sweep(self) -> None:
         """Sweep, and top queues up, when it is this executor's turn."""
-        async with self._chores.connection() as connection:
-            ready = await sweep_in_turn(connection, self._settings) or {}
-            wanted = await wanted_permits(connection)
+        ended: list[EndedRun] = []
+        try:
+            async with self._chores.connection() as connection:
+                ready = await sweep_in_turn(connection, self._settings, ended) or {}
+                wanted = await wanted_permits(connection)
+        finally:
+            await announce_ends(self._redis, self._settings, ended)
         self._waker.wake_all(ready)
         if self._settings.pool in ready and not self._draining.is_set():
             self._claim_now.set()  # a frozen executor may get the ring, and the permit

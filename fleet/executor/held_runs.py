@@ -17,6 +17,8 @@ from sandfleet.shared.fault_points import reach
 from sandfleet.shared.ids import Fence
 from sandfleet.shared.settings import Settings
 from sandfleet.shared.store.claims import ClaimedRun, cancels, end_attempt, hand_over, renew
+from sandfleet.shared.store.ended import EndedRun
+from sandfleet.shared.streams.announce import announce_ends
 from sandfleet.shared.waker import Waker
 
 _log = logging.getLogger(__name__)
@@ -201,6 +203,10 @@ class HeldRuns:
                     "a run has ended without its graph, which did not stop and keeps its slot until it does",
                     extra=_about(held),
                 )
+        if ended and held.stop is not Stop.ROLLBACK:
+            fence = held.run.fence
+            over = EndedRun(fence.key.run_id, fence.attempt + 1, error)
+            await announce_ends(self._redis, self._settings, [over])
 
     # --- the ends of runs --------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from sandfleet.functions.api.resources import Resources
 from sandfleet.shared.ids import RunKey
 from sandfleet.shared.store.cancellation import CancelAction, Cancelled, request_cancel
+from sandfleet.shared.streams.announce import announce_ends
 
 
 async def cancel_run(resources: Resources, key: RunKey, action: CancelAction) -> None:
@@ -11,7 +12,9 @@ async def cancel_run(resources: Resources, key: RunKey, action: CancelAction) ->
 
 
 def tell(resources: Resources, cancelled: Cancelled) -> None:
-    """Tell the executors what a committed cancellation means to them."""
+    """Tell the executors and the watchers what a committed cancellation means to them."""
     for run_id, action in cancelled.stop.items():
         resources.signal_cancel(run_id, action)
     resources.waker.wake_all(cancelled.ready)
+    if cancelled.announce:
+        resources.spawn(announce_ends(resources.redis, resources.settings, cancelled.announce))

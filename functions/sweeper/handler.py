@@ -16,7 +16,9 @@ from redis.asyncio import Redis
 from sandfleet.functions.lambda_logs import lambda_logger
 from sandfleet.shared.permits import Permits
 from sandfleet.shared.settings import Settings, settings
+from sandfleet.shared.store.ended import EndedRun
 from sandfleet.shared.store.sweep import sweep_in_turn
+from sandfleet.shared.streams.announce import announce_ends
 from sandfleet.shared.top_up import missing_permits, wanted_permits
 from sandfleet.shared.waker import Waker
 
@@ -55,7 +57,9 @@ async def _sweep(config: Settings, for_s: float) -> tuple[int, int]:
             application_name="sandfleet-sweeper",
         ) as connection:
             while missed < _OTHERS_SWEEP:
-                ready = await sweep_in_turn(connection, config)
+                ended: list[EndedRun] = []
+                ready = await sweep_in_turn(connection, config, ended)
+                await announce_ends(redis, config, ended)
                 missed = missed + 1 if ready is None else 0
                 if ready is not None:
                     passes += 1

@@ -1,6 +1,6 @@
 """Cancelling: committed in PostgreSQL first; a signal to the executor may then be lost without harm."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
@@ -9,6 +9,7 @@ from psycopg import AsyncConnection
 from sandfleet.shared.db.pool import Pool
 from sandfleet.shared.errors import NotFound
 from sandfleet.shared.ids import Owner, RunKey
+from sandfleet.shared.store.ended import EndedRun
 from sandfleet.shared.store.ready import ReadyRuns, ready_by_pool
 
 TEMPORARY_KEEP_S = 60.0
@@ -19,11 +20,16 @@ CancelAction = Literal["interrupt", "rollback"]
 
 class Cancelled(NamedTuple):
     """What a cancellation did: runs that their executors must be told to end, each with how; runs that waited and are over
-    now; and the pools of runs that became ready by that."""
+    now; the pools of runs that became ready by that; and those of the ended ones that are still there, for their watchers."""
 
     stop: dict[UUID, CancelAction]
     ended: list[UUID]
     ready: ReadyRuns
+    announce: list[EndedRun]
+
+    def without(self, erased: Collection[UUID]) -> "Cancelled":
+        """The same after these runs were erased, too."""
+        return self._replace(announce=[run for run in self.announce if run.run_id not in erased])
 
 
 async def cancel_on(
@@ -41,6 +47,7 @@ async def cancel_on(
         {row[0]: row[1] for row in rows if row[0] is not None},
         [row[2] for row in rows if row[2] is not None],
         ready_by_pool((row[3], row[4]) for row in rows),
+        [EndedRun(row[2], row[5], None) for row in rows if row[5] is not None],
     )
 
 

@@ -192,7 +192,7 @@ async def delete(pool: Pool, owner: Owner, thread_id: UUID, run_id: UUID) -> Can
                 cancelled.ready[pool_name] = cancelled.ready.get(pool_name, 0) + count
         await connection.execute("select erase_run(%s, %s, %s)", (*owner, run_id))
         await settle_thread(connection, owner, thread_id)
-        return cancelled
+        return cancelled.without([run_id])
 
 
 async def forget_operation(pool: Pool, owner: Owner, thread_id: UUID, run_id: UUID, *, failed: bool) -> None:

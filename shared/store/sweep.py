@@ -21,6 +21,7 @@ from psycopg import AsyncConnection
 from sandfleet.shared.ids import RunKey
 from sandfleet.shared.settings import Settings
 from sandfleet.shared.store.cancellation import TEMPORARY_KEEP_S
+from sandfleet.shared.store.ended import EndedRun
 from sandfleet.shared.store.expiry import (
     BATCH,
     expire_journals,
@@ -37,7 +38,14 @@ from sandfleet.shared.store.turns import take_turn
 _log = logging.getLogger(__name__)
 
 Connection = AsyncConnection[Any]
-Ready = list[tuple[str | None, int]]
+
+
+class _Report(NamedTuple):
+    """What a pass has led to: runs made ready, as rows of a gate function, and runs ended that somebody may watch."""
+
+    ready: list[tuple[str | None, int]]
+    ended: list[EndedRun]
+
 
 _ROUNDS = 10  # batches of a kind in a pass
 _PASS_S = 2.0  # no batch begins later in a pass: whoever sweeps has other duties
@@ -55,7 +63,9 @@ _POISON = """{"error": "ExecutorLost", "message": "The executor died several tim
 _OVERDUE = """{"error": "RunTimeout", "message": "The run exceeded its time limit."}"""
 
 
-async def sweep_in_turn(connection: Connection, settings: Settings) -> ReadyRuns | None:
+async def sweep_in_turn(
+    connection: Connection, settings: Settings, ended: list[EndedRun] | None = None
+) -> ReadyRuns | None:
     """A pass if it is our turn; None if somebody else has swept within ``settings.sweep_every_s``."""
     if not await take_turn(connection, "sweep", settings.sweep_every_s):
         return None
@@ -65,6 +75,7 @@ async def sweep_in_turn(connection: Connection, settings: Settings) -> ReadyRuns
         settings.lease_s,
         settings.idempotency_ttl_s,
         settings.journal_retention_s,
+        ended=ended,
     )
 
 
@@ -74,14 +85,18 @@ async def sweep(
     lease_s: float,
     idempotency_ttl_s: float,
     journal_retention_s: float = 7 * 24 * 3600,
+    *,
+    ended: list[EndedRun] | None = None,
 ) -> ReadyRuns:
     """One pass. Returns the pools that got ready runs, whose executors should be woken.
+
+    The runs that it ends are added to ``ended``, for those who watch them, also when it raises.
 
     ``connection`` is in autocommit mode. No lease expires within one lease (``lease_s``) of a time when the database was
     away: nobody could renew then. Raises psycopg.Error when the connection is lost; what else fails is logged, and the
     rest is done all the same.
     """
-    ready: Ready = []
+    report = _Report([], [] if ended is None else ended)
     deadline = time.monotonic() + _PASS_S
     for name, limit in _LIMITS.items():
         await connection.execute("select set_config(%s, %s, false)", (name, limit))
@@ -91,13 +106,13 @@ async def sweep(
         if now is not None:
             lost = {"now": now, "poison_limit": poison_limit}
             steps += [
-                partial(_end_lost, connection, ready, lost),
-                partial(_return_expired, connection, ready, lost),
-                partial(_end_overdue, connection, ready),
+                partial(_end_lost, connection, report, lost),
+                partial(_return_expired, connection, report, lost),
+                partial(_end_overdue, connection, report),
             ]
         steps += [
-            partial(_release_delays, connection, ready),
-            partial(_fill_slots, connection, ready),
+            partial(_release_delays, connection, report),
+            partial(_fill_slots, connection, report),
             partial(expire_keys, connection, idempotency_ttl_s),
             partial(expire_threads, connection),
             partial(expire_journals, connection, journal_retention_s),
@@ -116,7 +131,7 @@ async def sweep(
         if not connection.closed:
             for name in _LIMITS:
                 await connection.execute(f"reset {name}")
-    return ready_by_pool(ready)
+    return ready_by_pool(report.ready)
 
 
 @asynccontextmanager
@@ -170,9 +185,9 @@ class _Doomed(NamedTuple):
     error: str
 
 
-async def _end_lost(connection: Connection, ready: Ready, lost: dict[str, Any]) -> int:
+async def _end_lost(connection: Connection, report: _Report, lost: dict[str, Any]) -> int:
     """End the runs with an expired lease that must not go on: they were to be cancelled, or kill their executors."""
-    return await _end_all(connection, ready, _Doomed(_LOST, lost, "error", _POISON))
+    return await _end_all(connection, report, _Doomed(_LOST, lost, "error", _POISON))
 
 
 # A run that was never started waits without a limit: the time counts from the first start.
@@ -180,27 +195,36 @@ _LATE: LiteralString = """(r.status = 'pending' and r.started_at < clock_timesta
   or r.status = 'running' and r.started_at < clock_timestamp() - make_interval(secs => r.timeout_s + %(grace_s)s))"""
 
 
-async def _end_overdue(connection: Connection, ready: Ready) -> int:
+async def _end_overdue(connection: Connection, report: _Report) -> int:
     """End the runs over their time limit that no executor ends."""
     return await _end_all(
-        connection, ready, _Doomed(_LATE, {"grace_s": _TIMEOUT_GRACE_S}, "timeout", _OVERDUE)
+        connection, report, _Doomed(_LATE, {"grace_s": _TIMEOUT_GRACE_S}, "timeout", _OVERDUE)
     )
 
 
-async def _end_all(connection: Connection, ready: Ready, doomed: _Doomed) -> int:
+async def _end_all(connection: Connection, report: _Report, doomed: _Doomed) -> int:
     cursor = await connection.execute(
         f"select r.tenant, r.user_id, r.run_id, r.thread_id from runs r where {doomed.condition} limit {BATCH}",
         doomed.values,
     )
     done = 0
     for *key, thread_id in await cursor.fetchall():
-        async with _tolerant(connection), connection.transaction():
-            done += await _end(connection, ready, doomed, RunKey(*key), thread_id)
+        async with _tolerant(connection):
+            async with connection.transaction():
+                over = await _end(connection, report, doomed, RunKey(*key), thread_id)
+            if over is not None:  # and committed
+                done += 1
+                report.ended.extend(over)
     return done
 
 
-async def _end(connection: Connection, ready: Ready, doomed: _Doomed, key: RunKey, thread_id: UUID) -> bool:
-    """End one run if the condition still holds under the locks: its executor may have come back, and goes on then."""
+async def _end(
+    connection: Connection, report: _Report, doomed: _Doomed, key: RunKey, thread_id: UUID
+) -> list[EndedRun] | None:
+    """End one run if the condition still holds under the locks: its executor may have come back, and goes on then.
+
+    Returns None in that case, and the run unless it is erased.
+    """
     await lock(connection, key.owner, thread_id)
     cursor = await connection.execute(
         f"""select r.cancel_action from runs r where r.tenant = %(tenant)s and r.user_id = %(user_id)s
@@ -209,21 +233,23 @@ async def _end(connection: Connection, ready: Ready, doomed: _Doomed, key: RunKe
     )
     row = await cursor.fetchone()
     if row is None:
-        return False
+        return None
     cancel_action = row[0]
     status, error = ("interrupted", None) if cancel_action else (doomed.status, doomed.error)
     cursor = await connection.execute(
-        "select ready_pool, ready_count from end_run(%s, %s, %s, %s, %s::json, %s)",
+        "select ready_pool, ready_count, o_attempt from end_run(%s, %s, %s, %s, %s::json, %s)",
         (*key, status, error, TEMPORARY_KEEP_S),
     )
-    ready += await cursor.fetchall()
+    rows = await cursor.fetchall()
+    report.ready.extend([(pool, count) for pool, count, _ in rows])
     if cancel_action == "rollback":
         await connection.execute("select erase_run(%s, %s, %s)", key)
         await settle_thread(connection, key.owner, thread_id)
-    return True
+        return []
+    return [EndedRun(key.run_id, rows[0][2], error)]
 
 
-async def _return_expired(connection: Connection, ready: Ready, lost: dict[str, Any]) -> int:
+async def _return_expired(connection: Connection, report: _Report, lost: dict[str, Any]) -> int:
     """Make runs ready again whose executor is gone; they keep their place in the fair order."""
     cursor = await connection.execute(
         f"""
@@ -238,11 +264,11 @@ async def _return_expired(connection: Connection, ready: Ready, lost: dict[str, 
         lost,
     )
     rows = await cursor.fetchall()
-    ready += rows
+    report.ready.extend(rows)
     return len(rows)
 
 
-async def _release_delays(connection: Connection, ready: Ready) -> int:
+async def _release_delays(connection: Connection, report: _Report) -> int:
     """Let runs whose delay is over to their threads, a tenant at a time."""
     cursor = await connection.execute(
         f"""select tenant, user_id, run_id from runs where gate = 'time' and not_before <= clock_timestamp()
@@ -268,12 +294,12 @@ async def _release_delays(connection: Connection, ready: Ready) -> int:
                    lateral (select * from pass_on(%s, t.user_id, t.thread_id) where t.n > 0) p""",
                 ([row[0] for row in threads], [row[1] for row in threads], tenant),
             )
-            ready += await cursor.fetchall()
+            report.ready.extend(await cursor.fetchall())
             done += sum(row[2] for row in threads)
     return done
 
 
-async def _fill_slots(connection: Connection, ready: Ready) -> int:
+async def _fill_slots(connection: Connection, report: _Report) -> int:
     """Give slots that a raised cap has made to runs that wait for one."""
     cursor = await connection.execute(
         """select tenant from tenants t where waiting > 0 and slots < max_in_flight
@@ -283,5 +309,5 @@ async def _fill_slots(connection: Connection, ready: Ready) -> int:
         async with _tolerant(connection), connection.transaction():
             await connection.execute("select 1 from tenants where tenant = %s for update", (tenant,))
             cursor = await connection.execute("select * from pass_on(%s, null, null)", (tenant,))
-            ready += await cursor.fetchall()
+            report.ready.extend(await cursor.fetchall())
     return 0

@@ -188,9 +188,8 @@ async def delete(pool: Pool, owner: Owner, thread_id: UUID) -> Cancelled:
                and status in ('pending', 'running')""",
             (*owner, thread_id),
         )
-        cancelled = await cancel_on(
-            connection, owner, [row[0] for row in await cursor.fetchall()], "interrupt"
-        )
+        active = [row[0] for row in await cursor.fetchall()]
+        cancelled = await cancel_on(connection, owner, active, "interrupt")
         cursor = await connection.execute(
             "select run_id from runs where tenant = %s and user_id = %s and thread_id = %s and status = 'running'",
             (*owner, thread_id),
@@ -200,7 +199,7 @@ async def delete(pool: Pool, owner: Owner, thread_id: UUID) -> Cancelled:
                 "select end_run(%s, %s, %s, 'interrupted', null, %s)", (*owner, run_id, TEMPORARY_KEEP_S)
             )
         await connection.execute("select erase_thread(%s, %s, %s)", (*owner, thread_id))
-        return cancelled
+        return cancelled.without(active)
 
 
 async def of_assistant(pool: Pool, owner: Owner, assistant_id: UUID) -> list[UUID]:

@@ -15,6 +15,7 @@ from langgraph_sdk.errors import (
     UnprocessableEntityError,
 )
 
+from sandfleet.shared.streams.entry import decode, stream_key
 from tests.api.conftest import Api
 from tests.waiting import eventually
 
@@ -217,6 +218,18 @@ async def test_cancel_of_a_pending_run_ends_it(client: LangGraphClient, thread: 
     assert (await client.threads.get(thread))["status"] == "idle"
     with pytest.raises(NotFoundError):
         await client.runs.cancel(thread, made["run_id"])
+
+
+async def test_cancel_of_a_pending_run_tells_its_watchers(
+    api: Api, client: LangGraphClient, thread: str
+) -> None:
+    """Red when they have to find it out by themselves, once a second."""
+    made = await client.runs.create(thread, "chat")
+    await client.runs.cancel(thread, made["run_id"])
+    redis, key = api.app.state.resources.redis, stream_key(uuid.UUID(made["run_id"]))
+    ((entry_id, fields),) = await eventually(lambda: redis.xrange(key))
+    assert [(str(e.id), e.event) for e in decode(entry_id, fields[b"e"])] == [("1-0", "end")]
+    assert await redis.ttl(key) > 0
 
 
 async def test_cancel_with_wait_answers_after_the_end(api: Api, client: LangGraphClient, thread: str) -> None:

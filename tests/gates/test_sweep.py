@@ -51,7 +51,12 @@ async def swept(pool, **given):
     """One pass; returns the pools with ready runs."""
     async with pool.connection() as connection:
         return await sweep(
-            connection, given.get("poison", 5), LEASE_S, LONG_S, given.get("retention_s", LONG_S)
+            connection,
+            given.get("poison", 5),
+            LEASE_S,
+            LONG_S,
+            given.get("retention_s", LONG_S),
+            ended=given.get("ended"),
         )
 
 
@@ -144,6 +149,24 @@ async def test_a_lost_run_that_was_to_be_rolled_back_leaves_its_thread_as_it_was
     await swept(pool)
     assert await states(pool) == []
     assert await sql(pool, "select status, active_run from threads") == [("idle", None)]
+
+
+async def test_the_sweep_names_the_runs_that_it_has_ended(pool):
+    """With the attempt and the error of their last events, for those who watch them. Red when one is forgotten, or when
+    one is named that was rolled back: it is gone."""
+    for action in (None, "interrupt", "rollback"):
+        accepted = await submit(pool, submission("a", new_id()))
+        await claimed(pool, 1, lease_s=-1)
+        if action is not None:
+            await request_cancel(pool, RunKey("a", "u", accepted.run_id), action)
+    ended = []
+    await swept(pool, poison=1, ended=ended)
+    journal = await sql(
+        pool, "select run_id, attempt, array_agg(event order by seq) from journal group by 1, 2"
+    )
+    names = {(run.run_id, run.attempt): ["error", "end"] if run.error else ["end"] for run in ended}
+    assert names == {(run_id, attempt): events for run_id, attempt, events in journal}
+    assert len(names) == 2
 
 
 async def test_a_raised_cap_lets_waiting_runs_through(pool):

@@ -96,8 +96,10 @@ class Play:
     async def finish(self, how: str) -> None:
         """End the run."""
         owner = self.attempts[-1]
-        if how == "cancelled" or not await self.world.finish(owner, publish=how == "published"):
-            await self.world.cancel(self.key)
+        by_others = how in ("cancelled", "announced", "announced error")
+        if by_others or not await self.world.finish(owner, publish=how == "published"):
+            error = "{}" if how == "announced error" else None
+            await self.world.cancel(self.key, error=error, announce=how.startswith("announced"))
 
     async def end(self, how: str) -> None:
         await self.finish(how)
@@ -167,7 +169,7 @@ async def patient(database: str, redis_url: str):
 )
 @given(
     steps=st.lists(STEPS, min_size=5, max_size=60),
-    how=st.sampled_from(("published", "unpublished", "cancelled")),
+    how=st.sampled_from(("published", "unpublished", "cancelled", "announced", "announced error")),
 )
 async def test_any_schedule_gives_the_client_a_right_view(
     wired: tuple[World, Wire, Wire], steps: list[tuple[object, ...]], how: str

@@ -17,6 +17,8 @@ from sandfleet.shared.ids import Fence, RunKey, new_id
 from sandfleet.shared.settings import Settings
 from sandfleet.shared.store.cancellation import TEMPORARY_KEEP_S
 from sandfleet.shared.store.claims import Ending, finish
+from sandfleet.shared.store.ended import EndedRun
+from sandfleet.shared.streams.announce import announce_ends
 from sandfleet.shared.streams.entry import EventId, stream_key
 from sandfleet.shared.streams.follow import StreamEvent, follow
 from sandfleet.shared.streams.hub import Hub
@@ -81,12 +83,17 @@ class World:
             await stream.drain()
         return mine
 
-    async def cancel(self, key: RunKey) -> None:
-        """End a run as the API does: by the next attempt, without telling Redis."""
+    async def cancel(self, key: RunKey, *, error: str | None = None, announce: bool = False) -> None:
+        """End a run as the API and the sweep do: by the next attempt. Without ``announce`` they die before they tell
+        Redis."""
         async with self.pool.connection() as connection:
-            await connection.execute(
-                "select * from end_run(%s, %s, %s, 'interrupted', null, %s)", (*key, TEMPORARY_KEEP_S)
+            cursor = await connection.execute(
+                "select o_attempt from end_run(%s, %s, %s, 'interrupted', %s::json, %s) where outcome = 'done'",
+                (*key, error, TEMPORARY_KEEP_S),
             )
+            rows = await cursor.fetchall()
+        if announce and rows:
+            await announce_ends(self.redis, self.settings, [EndedRun(key.run_id, rows[0][0], error)])
 
     async def erase(self, key: RunKey) -> None:
         async with self.pool.connection() as connection:

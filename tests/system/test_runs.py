@@ -1,11 +1,14 @@
 """Whole runs through the SDK: what a user asks for is what happens, and PostgreSQL says the same."""
 
 import asyncio
+from uuid import UUID
 
 import httpx
 import pytest
 from langgraph_sdk.errors import ConflictError, NotFoundError
+from redis.asyncio import Redis
 
+from sandfleet.shared.streams.entry import decode, stream_key
 from tests.projects.basic.counter import expected_digest
 from tests.waiting import eventually
 
@@ -223,7 +226,25 @@ async def test_the_timeout_ends_a_run(client, query):
     assert answer["__error__"]["error"] == "RunTimeout"
 
 
-async def test_a_graph_that_blocks_the_loop_cannot_hold_its_run(client, query, tmp_path):
+async def last_of_stream(stack, run_id):
+    """Id and events of the newest entry of a run's stream in Redis, None without one."""
+    async with Redis.from_url(stack.info.redis_url) as redis:
+        found = await redis.xrevrange(stream_key(UUID(run_id)), count=1)
+    for entry_id, fields in found:
+        return entry_id.decode(), [event.event for event in decode(entry_id, fields[b"e"])]
+    return None
+
+
+async def test_a_run_that_the_sweep_ends_is_announced_to_its_watchers(client, query, stack):
+    """Red when the sweep tells nobody: the run had been begun, was given back, and is over its time limit now."""
+    thread = await client.threads.create()
+    run = await client.runs.create(thread["thread_id"], "counter", input={}, after_seconds=600)
+    await query("update runs set started_at = created_at - interval '1 day' where run_id = %s", run["run_id"])
+    await finished(client, thread["thread_id"], run["run_id"])
+    assert await eventually(lambda: last_of_stream(stack, run["run_id"])) == ("1-1", ["error", "end"])
+
+
+async def test_a_graph_that_blocks_the_loop_cannot_hold_its_run(client, query, stack, tmp_path):
     """Red when cancels are left to the graphs' event loop: the run would last as long as the blocking call."""
     thread = await client.threads.create()
     over = tmp_path / "over"
@@ -234,6 +255,8 @@ async def test_a_graph_that_blocks_the_loop_cannot_hold_its_run(client, query, t
         await client.runs.cancel(thread["thread_id"], run["run_id"], wait=True)
         assert (await client.runs.get(thread["thread_id"], run["run_id"]))["status"] == "interrupted"
         assert await query("select attempt from runs where run_id = %s", run["run_id"]) == [(2,)]
+        # Its watchers need not find that out by themselves.
+        assert await eventually(lambda: last_of_stream(stack, run["run_id"])) == ("2-0", ["end"])
     finally:
         over.touch()
     # The slot comes back only with the coroutine: wait for it, so that the next test finds an idle executor.

@@ -296,10 +296,10 @@ begin
 end $$;
 
 -- Cancel runs with all their descendants: those that wait end here, those that run are marked for their executors.
--- Descendants are interrupted whatever the action. Returns per marked run o_stop and o_action, per ended one o_ended, and how
--- many runs became ready per pool. Locks the tenant, then all threads, then all runs.
+-- Descendants are interrupted whatever the action. Returns per marked run o_stop and o_action, per ended one o_ended with
+-- the attempt of its end unless it is erased, and how many runs became ready per pool. Locks the tenant, then all threads, then all runs.
 create function cancel_runs(p_tenant text, p_user text, p_action text, p_keep_temporary_s double precision, p_runs uuid[])
-returns table (o_stop uuid, o_action text, o_ended uuid, ready_pool text, ready_count int) language plpgsql as $$
+returns table (o_stop uuid, o_action text, o_ended uuid, ready_pool text, ready_count int, o_attempt int) language plpgsql as $$
 declare
   tree uuid[];
   r runs;
@@ -324,9 +324,10 @@ begin
     what := case when r.run_id = any(p_runs) then p_action else coalesce(r.cancel_action, 'interrupt') end;
     if r.status = 'running' then
       update runs set cancel_action = what where tenant = p_tenant and user_id = p_user and run_id = r.run_id;
-      return query select r.run_id, what, null::uuid, null::text, 0;
+      return query select r.run_id, what, null::uuid, null::text, 0, null::int;
     else
-      return query select null::uuid, null::text, case when e.ready_pool is null then r.run_id end, e.ready_pool, e.ready_count
+      return query select null::uuid, null::text, case when e.ready_pool is null then r.run_id end, e.ready_pool, e.ready_count,
+          case when e.ready_pool is null and what <> 'rollback' then e.o_attempt end
         from end_run(p_tenant, p_user, r.run_id, 'interrupted', null, p_keep_temporary_s) e;
       if what = 'rollback' then
         perform erase_run(p_tenant, p_user, r.run_id);
