@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from sandfleet.functions.api.app import create_app
+from sandfleet.shared.db.pool import open_pool
 from tests.api.conftest import Api, make_settings, serve
 from tests.streams.wire import open_wire
 from tests.waiting import eventually
@@ -102,3 +103,15 @@ async def test_a_redis_that_hangs_delays_no_submit(api: Api, database: str, redi
             answers = [await http.post("/runs", json={"assistant_id": "chat"}) for _ in range(3)]
             assert {answer.status_code for answer in answers} == {200}
             await asyncio.wait_for(app.state.resources.waker.flush(), 30)
+
+
+async def test_a_pool_keeps_knocking_at_a_database_that_is_away(nobody: str) -> None:
+    """About once a second however long it lasts, so that the API is back soon after the database. Red with the pool's own
+    pauses, which double: the sixth attempt comes after half a minute."""
+    async with open_wire(f"postgresql://postgres@{nobody}/none") as (wire, through):
+        pool = open_pool(through, 2)
+        await pool.open()
+        try:
+            await eventually(lambda: wire.accepted >= 6, 25, "six attempts to connect")
+        finally:
+            await pool.close()
