@@ -65,13 +65,16 @@ async def test_without_redis_runs_are_accepted_streamed_and_cancelled(
         await api.executor.finish(run, 1, status="interrupted")
 
 
-async def test_a_postgresql_that_hangs_is_given_up(api: Api, database: str, redis_url: str) -> None:
-    """Whether the silence begins before the request or within it: 503, and all is well once it answers again.
+@pytest.mark.parametrize("buffered", [False, True], ids=["on a server", "on a Lambda"])
+async def test_a_postgresql_that_hangs_is_given_up(
+    api: Api, database: str, redis_url: str, buffered: bool
+) -> None:
+    """503, and all is well once it answers again. On a Lambda each request begins with a check of its connection.
 
-    Red when a statement, or the check of a connection, has no limit: the request hangs with it.
+    Red when a statement, or the check, has no limit: the request hangs with it.
     """
     async with open_wire(database) as (wire, through):
-        app = create_app(make_settings(through, redis_url))
+        app = create_app(make_settings(through, redis_url), buffered=buffered)
         pool = app.state.resources.pool
         pool.limit_s, pool.timeout = 0.5, 1.0
         async with (
@@ -92,7 +95,7 @@ async def test_a_postgresql_that_hangs_is_given_up(api: Api, database: str, redi
 
 
 async def test_a_redis_that_hangs_delays_no_submit(api: Api, database: str, redis_url: str) -> None:
-    """Red when a ring has no limit: what is to be sent after it, and the end of the process, wait for ever."""
+    """Red when nothing limits a ring: what is to be sent after it, and the end of the process, wait for ever."""
     async with open_wire(redis_url) as (wire, through):
         app = create_app(make_settings(database, through))
         async with (
