@@ -1,8 +1,7 @@
 """An executor or the API dies, or loses a reply, at each point where it matters.
 
 One run per point, one after the other on one stack, each followed by a client; the tests look at what came of them.
-Each row of `EXPECTED` was seen red: with `finish` tried once only, with a death counted for a claim whose reply was lost,
-with a graph that begins anew at each attempt, with events appended before they are journalled.
+Seen red: without giving back what a claim took whose reply was lost, that run waits for its lease and counts a death.
 """
 
 from dataclasses import dataclass

@@ -150,8 +150,8 @@ async def cancelled_now(fleet: Fleet, run_id: str) -> bool:
 
 
 async def test_no_attempt_is_lost(outage: Outage) -> None:
-    """Neither taken over nor counted as a death. Red when leases expire while nobody can renew them, when what reads or
-    writes for a run gives up, or when an executor dies of it."""
+    """Neither taken over nor counted as a death. The rule that leases do not expire meanwhile is tried out in
+    tests/gates/test_expiry.py: here renewals mostly come before the sweep."""
     assert set(outage.rows.values()) == {("success", 1, 0)}
 
 

@@ -1,7 +1,7 @@
 """Through the API: replay and live together are the run's log, wherever the connection is cut and whatever Redis loses.
 
-Each was seen red: with ids at or below the cursor given again, with the cursor of a cut event counted as had, with no
-opening id, with a resync that is not told again, with a stream that goes on from Redis alone.
+Seen red: with events at or below the cursor given again, without the journal's events where ids jump, without `resync`,
+with cursors that PostgreSQL cannot hold, and with a cursor beyond the end that waits for more.
 """
 
 import asyncio
