@@ -16,6 +16,7 @@ from sandfleet.fleet.sandbox.errors import OperationRefused, StaleAttempt
 from sandfleet.fleet.sandbox.run_sandbox import current_sandbox
 from sandfleet.shared.errors import LeaseInDoubt, SandfleetError
 from sandfleet.shared.ids import Fence, Owner
+from sandfleet.shared.store.claims import finish
 from tests.executor.conftest import Executor, open_executor
 from tests.streams.wire import open_wire
 from tests.waiting import eventually
@@ -79,9 +80,13 @@ async def test_the_end_of_a_run_waits_for_its_states(
         await drain(stream)
         writer.gate.set()
 
+    async def finishing(*arguments: Any) -> Any:
+        unwritten.append(writer.waiting)
+        return await finish(*arguments)
+
     unwritten: list[int] = []
     monkeypatch.setattr(RunStream, "drain", drained)
-    monkeypatch.setattr(execution_module, "reach", lambda _: unwritten.append(writer.waiting))
+    monkeypatch.setattr(execution_module, "finish", finishing)
     execution = await executor.claim(graph_of(step, steps=3), stream_mode=["updates"])
     await execution.execute()
     await writer.stop()
@@ -152,7 +157,7 @@ async def refused(state: State) -> State:
 @pytest.mark.parametrize(
     ("node", "error"),
     [
-        (sandbox_is_away, {"error": "HostUnavailable", "message": "No sandbox host answers"}),
+        (sandbox_is_away, {"error": "HostAway", "message": "No sandbox host answers"}),
         (refused, {"error": "OperationRefused", "message": "/workspace is a directory"}),
     ],
     ids=["no host", "refused"],

@@ -48,7 +48,7 @@ class World:
             )
             await connection.execute(
                 "select * from submit_run(%s, %s, %s, %s, true, false, %s, 'graph', 'run', 'default', 1::smallint,"
-                " 'enqueue', '{}', '{}', '{}', 0, 60, null, null)",
+                " 'enqueue', '{}', '{}', '{}', 0, 60, null, null, null, 60)",
                 (TENANT, USER, key.run_id, new_id(), new_id()),
             )
         return key
