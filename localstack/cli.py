@@ -1,7 +1,5 @@
 """The command ``sandfleet``. Each command imports its own module, so that the help is quick."""
 
-import os
-import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +25,6 @@ Project = Annotated[
     typer.Option(help="The langgraph.json to serve; default: ./langgraph.json, else the examples."),
 ]
 ROOT = Path(".sandfleet")
-INTERRUPTED = 130
 
 
 def _project(given: Path | None) -> Path:
@@ -49,9 +46,6 @@ def main(
     ] = False,
 ) -> None:
     """Options of every command."""
-    # Until a command takes over there is nothing to clean up: end at once, without a traceback.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: os._exit(INTERRUPTED))
 
 
 @app.command()

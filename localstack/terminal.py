@@ -14,7 +14,7 @@ from langgraph_sdk.errors import LangGraphError
 from rich.console import Console
 from rich.markup import escape
 
-from sandfleet.localstack.cli import INTERRUPTED
+from sandfleet.localstack.entry import INTERRUPTED
 from sandfleet.shared.errors import SandfleetError
 
 out = Console(highlight=False, soft_wrap=True)

@@ -15,7 +15,7 @@ from tests.waiting import eventually
 
 async def sandfleet(*arguments: str, cwd: Path) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of a command."""
-    command = [sys.executable, "-c", "from sandfleet.localstack.cli import app; app()", *arguments]
+    command = [sys.executable, "-c", "from sandfleet.localstack.entry import main; main()", *arguments]
     process = await asyncio.create_subprocess_exec(
         *command, cwd=cwd, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -40,6 +40,31 @@ async def test_a_project_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert "Traceback" not in error
 
 
+AT_AN_IMPORT = """
+import os, sys
+class Sender:
+    def find_spec(self, name, path=None, target=None):
+        if name == at:
+            os.kill(os.getpid(), int(sent))
+at, sent = sys.argv.pop(1), sys.argv.pop(1)
+sys.meta_path.insert(0, Sender())
+from sandfleet.localstack.entry import main
+main()
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("at", ["typer", "sandfleet.localstack.terminal", "sandfleet.localstack.stack"])
+async def test_a_signal_while_the_program_is_loaded_is_quiet(at: str, sent: int, tmp_path: Path) -> None:
+    """Breaks if the signals are taken over only when the command line has been imported."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", AT_AN_IMPORT, at, str(int(sent)), "demo", "--root", str(tmp_path / "stack"),
+        cwd=tmp_path, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    said, _ = await process.communicate()
+    assert (process.returncode, said) == (130, b"")
+
+
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_while_the_stack_starts_leaves_nothing(
     sent: signal.Signals, tmp_path: Path, engine: str
@@ -47,7 +72,7 @@ async def test_a_signal_while_the_stack_starts_leaves_nothing(
     """The command ends with 130 and nothing of it runs on. Breaks if a signal skips `Stack.stop`."""
     root = tmp_path / "stack"
     instance = Supervisor(root).instance
-    command = [sys.executable, "-c", "from sandfleet.localstack.cli import app; app()"]
+    command = [sys.executable, "-c", "from sandfleet.localstack.entry import main; main()"]
     env = {**os.environ, "DOCKER_HOST": engine}
     process = await asyncio.create_subprocess_exec(
         *command, "demo", "--root", str(root), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=env

@@ -19,7 +19,7 @@ from tests.fixtures_servers import TestServers
 from tests.waiting import eventually
 
 ASKED: Any = {"messages": [{"role": "user", "content": "Which numbers are prime?"}]}
-COMMAND = [sys.executable, "-c", "from sandfleet.localstack.cli import app; app()"]
+COMMAND = [sys.executable, "-c", "from sandfleet.localstack.entry import main; main()"]
 
 
 def environment(engine: str, **more: str) -> dict[str, str]:
