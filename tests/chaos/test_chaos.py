@@ -15,6 +15,7 @@ RUNS = 150
 FAULTS_S = 60
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 async def test_nothing_is_lost_or_done_twice_in_a_minute_of_faults(engine: str, tmp_path: Path):
     """Red when a run never ends, ends wrongly, loses or repeats a step, a stream differs from its log, or anything is

@@ -16,6 +16,8 @@ from tests.faults.view import View
 from tests.projects.basic.counter import expected_digest
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.long
+
 AWAY_S = {"frozen": 30.0, "stopped": 15.0}
 STEPS = 60
 CALLS = 60

@@ -17,6 +17,8 @@ from tests.faults.view import View
 from tests.projects.basic.counter import expected_digest
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.long
+
 AWAY_S = 30.0
 STEPS = 150
 SUBMITTED_STEPS = 3

@@ -27,6 +27,8 @@ from tests.streams.test_any_schedule import Play, faults
 from tests.streams.wire import Wire, open_wire
 from tests.streams.world import TENANT, USER, World, open_world
 
+pytestmark = pytest.mark.long
+
 STEPS = st.one_of(
     st.tuples(st.just("emit"), st.integers(0, 1), st.text("tm", min_size=1, max_size=5)),
     st.tuples(st.just("emit"), st.just(0), st.text("tm", min_size=1, max_size=5)),
