@@ -27,12 +27,14 @@ class Api:
 
 
 class Events(Exchange):
-    """The answer to a run's stream. ``begun_at_s`` has the arrival of each attempt's first event, by attempt."""
+    """The answer to a run's stream. ``begun_at_s`` has the arrival of each attempt's first event, by attempt; ``failed``
+    says whether the run ended with an error."""
 
     def __init__(self) -> None:
         super().__init__()
         self.begun_at_s: dict[int, float] = {}
         self.ended_at_s = 0.0
+        self.failed = False
         self.path = ""
         self._arrived = asyncio.Event()
         self.finished.add_done_callback(lambda _: self._arrived.set())
@@ -70,6 +72,8 @@ class Events(Exchange):
                 metadata = orjson.loads(line[6:])
                 self.path = self.path or metadata["run_id"]
                 self.begun_at_s.setdefault(metadata["attempt"], at_s)
+            elif not line and self._event == b"error":
+                self.failed = True
             elif not line and self._event == b"end":
                 self.ended_at_s = at_s
         self._arrived.set()

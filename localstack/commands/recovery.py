@@ -1,9 +1,10 @@
-"""``sandfleet recovery``: how long clients wait after an executor's death and after a cancel, and what PostgreSQL bears.
+"""``sandfleet recovery``: how long clients wait after an executor's death or restart and after a cancel, and what PostgreSQL bears.
 
 The clients are ``loadtest/recovery``, which knows nothing but HTTP; here are the stacks, the kills and the database.
 """
 
 import asyncio
+import signal
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from sandfleet.loadtest.recovery.measures import (
     end_all,
     takeover,
 )
+from sandfleet.loadtest.recovery.rolling import extra_delay, hand_over, load
 from sandfleet.loadtest.recovery.streams import Api
 from sandfleet.localstack.servers import database_url
 from sandfleet.localstack.stack import Stack
@@ -35,6 +37,9 @@ _OTHERS = {"sandfleet-api", "sandfleet-host", "", "[unknown]"}  # clients of Pos
 _SLOTS = "128"
 _LEASE_S = 16.0  # the default one, and a second
 _SETTLE_S = 3.0
+_CLIENTS = 20
+_MODEL_DELAY_S = 2.0
+_GRACE_S = 3.0
 _LOOK_EVERY_S = 0.05
 
 
@@ -65,6 +70,7 @@ async def recovery(root: Path, project: Path) -> int:
     say = Steps()
     rows = await _with_default_lease(root, project, say)
     rows += await _with_short_lease(root, project, say)
+    rows += await _with_restarts(root, project, say)
     table = Table(title="Recovery and cancel, p50 / p95", title_justify="left", box=box.SIMPLE_HEAD)
     for heading in ("from … to …", "measured", "aim", ""):
         table.add_column(heading)
@@ -129,6 +135,41 @@ async def _with_short_lease(root: Path, project: Path, say: Callable[[str], None
             victim, successor = successor, victim
         await end_all(runs)
         return [_seconds("kill -9 → successor's first event, lease 5 s", Latencies.of(found), 6.0)]
+    finally:
+        await stack.stop()
+
+
+async def _with_restarts(root: Path, project: Path, say: Callable[[str], None]) -> list[Measured]:
+    env = {"SANDFLEET_SLOTS": _SLOTS, "SANDFLEET_DRAIN_GRACE_S": str(_GRACE_S)}
+    stack = Stack(root, project, executors=2, env=env, say=say)
+
+    async def restart_all() -> None:
+        for name in ("executor-1", "executor-2"):
+            say(f"restarting {name}")
+            await stack.restart(name)
+            await asyncio.sleep(_SETTLE_S)
+
+    try:
+        await stack.start()
+        api = _api(stack)
+        await stack.supervisor.stop("executor-2")
+        runs = await begin_all(api, _LONG_RUNS)
+        await stack.restart("executor-2")
+        await asyncio.sleep(_SETTLE_S)
+        say(f"handing {_LONG_RUNS} runs over")
+        paused = await hand_over(runs, lambda: stack.kill("executor-1", signal.SIGTERM), _GRACE_S)
+        await end_all(runs)
+        await stack.restart("executor-1")
+        say(f"restarting all executors under {_CLIENTS} clients")
+        calm = await load(api, _CLIENTS, _MODEL_DELAY_S, lambda: asyncio.sleep(3 * _MODEL_DELAY_S))
+        rolling = await load(api, _CLIENTS, _MODEL_DELAY_S, restart_all)
+        lost = len(calm.failures) + len(rolling.failures)
+        return [
+            _seconds(f"hand-over of {_LONG_RUNS} runs: end of grace → successor's first event", paused, 1.5),
+            _seconds("rolling restart: extra delay per run", extra_delay(calm, rolling), 1.5),
+            Measured("rolling restart: runs lost", f"{lost} of {len(rolling.durations_s)}", "0", lost == 0),
+            Measured("rolling restart: runs handed over", str(sum(n > 1 for n in rolling.attempts))),
+        ]
     finally:
         await stack.stop()
 
