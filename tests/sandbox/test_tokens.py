@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from sandfleet.fleet.sandbox.client import SandboxClient
 from sandfleet.fleet.sandbox.errors import StaleAttempt
+from sandfleet.fleet.sandbox.run_sandbox import RunSandbox
 from sandfleet.shared.errors import SandboxError, Superseded
 from sandfleet.shared.ids import Fence, RunKey
 from sandfleet.shared.sandbox_token import SandboxTokenExpired, SandboxTokenInvalid, sign, verify
@@ -91,6 +92,21 @@ async def test_every_route_wants_a_token_that_is_good_now(docker_host, method, p
         status, body = await call(docker_host, method, path, token)
         assert (status, body["error"]["code"]) == (401, f"sandbox_token_{code}")
     assert (await docker_host.health())["sandboxes"] == 0
+
+
+async def test_a_token_that_expires_on_its_way_is_replaced(host, client):
+    """Red when a lease that is renewed at the last moment costs a tool call."""
+    fence = Fence(await host.new_run(), 1)
+    tokens = [host.token(fence, valid_s=-1)]
+
+    async def sign_token():
+        return tokens.pop() if tokens else host.token(fence)
+
+    sandbox = RunSandbox(fence, sign_token, client)
+    assert (await sandbox.exec("echo here")).stdout == b"here\n"
+    tokens.append(host.token(fence, valid_s=-1))
+    assert (await sandbox.exec("echo here")).stdout == b"here\n"
+    await sandbox.close()
 
 
 async def test_an_earlier_attempt_is_refused_for_good(host, client):

@@ -290,6 +290,33 @@ async def test_a_row_that_somebody_holds_costs_no_other_run_its_lease(stack, cli
     assert [a for (a,) in attempts[:3]] == [1, 1, 1]
 
 
+async def test_an_exhausted_pool_costs_no_lease(stack, client, query):
+    """Red when renewals wait for a connection of the pool that the graphs use."""
+    thread = await client.threads.create()
+    long = await client.runs.create(thread["thread_id"], "slow", input={"seconds": 600, "piece_ms": 100})
+    threads = [await client.threads.create() for _ in range(30)]
+    runs = await asyncio.gather(
+        *(client.runs.create(t["thread_id"], "slow", input={"seconds": 2}) for t in threads)
+    )
+    ids = [run["run_id"] for run in (long, *runs)]
+    running = "select 1 from runs where run_id = any(%s::uuid[]) and status = 'running' having count(*) = %s"
+    await eventually(lambda: query(running, ids, len(ids)), PATIENCE_S, "all runs' start")
+    async with await psycopg.AsyncConnection.connect(stack.info.database_url) as holder:
+        await holder.execute(
+            "lock table threads in access exclusive mode"
+        )  # every run that ends waits for it
+        ((now,),) = await query("select clock_timestamp()")
+        later = "select 1 where clock_timestamp() > %s::timestamptz + interval '10 s'"
+        await eventually(lambda: query(later, now), PATIENCE_S, "three leases' time")
+        waiting = "select 1 from pg_stat_activity where application_name = 'sandfleet-executor' and wait_event_type = 'Lock'"
+        assert len(await query(waiting)) >= 8, "no pool was exhausted"
+    ended = "select 1 from runs where run_id = any(%s::uuid[]) and status = 'success' having count(*) = %s"
+    await eventually(lambda: query(ended, ids, len(runs)), PATIENCE_S, "the short runs' end")
+    await client.runs.cancel(thread["thread_id"], long["run_id"], wait=True)
+    attempts = await query("select max(attempt) from runs where run_id = any(%s::uuid[])", ids)
+    assert attempts == [(1,)]
+
+
 SKEWED = """
 import os, time
 _offset_s = float(os.environ["TEST_CLOCK_OFFSET_S"])

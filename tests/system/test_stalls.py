@@ -233,6 +233,64 @@ async def test_a_second_sigterm_ends_the_grace_period(stack, client, query, begi
     await stack.restart("executor-1")
 
 
+async def test_a_successor_takes_the_sandbox_over(stack, client, query, begin):
+    """Red when a hand-over removes the sandbox, or the successor gets another one: its files would be gone."""
+    async with alone(stack, "executor-1"):
+        ids = await begin("sandboxed", commands=["echo mark > file", "sleep 60", "cat file"])
+
+        async def in_the_second_command():
+            calls = "select 1 from tool_calls where run_id = %s and status = %s"
+            return await query(calls, ids[1], "finished") and await query(calls, ids[1], "started")
+
+        await eventually(in_the_second_command, PATIENCE_S, "the second command")
+    process = stack.supervisor.processes["executor-1"]
+    await stack.kill("executor-1", signal.SIGTERM)
+    first, second, third = (await client.runs.join(*ids))["results"]
+    assert "may or may not have taken effect" in second
+    assert "mark" in third, first
+    assert await query("select attempt, deaths from runs where run_id = %s", ids[1]) == [(2, 0)]
+    await eventually(lambda: process.pid is None, PATIENCE_S, "the executor's end")
+    await stack.restart("executor-1")
+
+
+@asynccontextmanager
+async def silent_server():
+    """A server that accepts connections and never answers; gives its port."""
+    writers = []
+    server = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
+    for writer in writers:
+        writer.close()
+
+
+async def test_traces_that_cannot_be_sent_hold_nothing_up(stack, client, query):
+    """Red when an executor waits for the tracer's server at its end, which may be for ever, or a run for its traces."""
+    process = stack.supervisor.processes["executor-1"]
+    env = process.env
+    async with silent_server() as port:
+        process.env = {
+            **env,
+            "LANGSMITH_TRACING": "true",
+            "LANGSMITH_API_KEY": "none",
+            "LANGSMITH_ENDPOINT": f"http://127.0.0.1:{port}",
+        }
+        log = Logged(stack, "executor-1")
+        try:
+            async with alone(stack, "executor-1"):
+                await stack.restart("executor-1")
+                values = await client.runs.wait(None, "counter", input={"steps": 20})
+                assert values["digest"] == expected_digest(20)
+        finally:
+            process.env = env
+        await stack.kill("executor-1", signal.SIGTERM)
+        await eventually(lambda: process.pid is None, PATIENCE_S, "the executor's end")
+        assert process.exit_code == 0
+        assert log.lines("traces were not sent")
+        assert not log.lines("holds the event loop")
+    await stack.restart("executor-1")
+
+
 async def test_executors_end_while_postgresql_is_away(stack, client, query, begin):
     """Red when an executor that drains, or that is still starting, waits for PostgreSQL for ever; or when a run is lost."""
     ids = await begin("counter", steps=60, delay_ms=100)
