@@ -65,6 +65,18 @@ async def everything(stack, query, thread_id, run_id):
     return found
 
 
+async def appended(stack, run_id, last_id):
+    """Until the successor has appended its last event: watchers may have had it from the journal before."""
+    async with Redis.from_url(stack.info.redis_url) as redis:
+        (key,) = [key async for key in redis.scan_iter(f"*{run_id}*") if await redis.type(key) == b"stream"]
+
+        async def there():
+            ((entry_id, _),) = await redis.xrevrange(key, count=1)
+            return entry_id.decode() == last_id
+
+        await eventually(there, PATIENCE_S, "the last event in Redis")
+
+
 @asynccontextmanager
 async def watched(client, thread_id, run_id):
     """A client that follows the run from its first event, through everything; gives what it has seen."""
@@ -139,6 +151,7 @@ async def test_a_thawed_executor_changes_nothing(stack, client, query, points, p
         pid = await frozen_at(points, point)
         await asyncio.wait_for(watching, PATIENCE_S)
         assert (await client.runs.get(*ids))["status"] == "success"
+        await appended(stack, run["run_id"], seen[-1][0])
         before = await everything(stack, query, *ids)
         await stack.resume(name_of(stack, pid))
         await caught_up(query, 2)
@@ -245,6 +258,7 @@ async def test_an_executor_that_thaws_in_its_hand_over_changes_nothing(stack, cl
         other = {"executor-1": "executor-2", "executor-2": "executor-1"}[frozen]
         await stack.restart(other)
         await asyncio.wait_for(watching, PATIENCE_S)
+        await appended(stack, run["run_id"], seen[-1][0])
         before = await everything(stack, query, *ids)
         await stack.resume(frozen)
         process = stack.supervisor.processes[frozen]
@@ -310,6 +324,8 @@ async def test_an_exhausted_pool_costs_no_lease(stack, client, query):
         await eventually(lambda: query(later, now), PATIENCE_S, "three leases' time")
         waiting = "select 1 from pg_stat_activity where application_name = 'sandfleet-executor' and wait_event_type = 'Lock'"
         assert len(await query(waiting)) >= 8, "no pool was exhausted"
+        holds = "select 1 from runs where run_id = any(%s::uuid[]) and lease_expires_at > clock_timestamp() having count(*) = %s"
+        assert await query(holds, ids, len(ids)), "a lease has lapsed"
     ended = "select 1 from runs where run_id = any(%s::uuid[]) and status = 'success' having count(*) = %s"
     await eventually(lambda: query(ended, ids, len(runs)), PATIENCE_S, "the short runs' end")
     await client.runs.cancel(thread["thread_id"], long["run_id"], wait=True)
