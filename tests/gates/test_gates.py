@@ -349,5 +349,10 @@ async def test_leases_outlive_a_restart_of_the_database(pool):
     await submit(pool, submission("other", new_id()))
     async with pool.connection() as connection:
         await claim(connection, "default", "x", -1, 1, longest_waiting=False)
+        # It has answered without a pause for ever, as far as the sweeps have seen.
+        await connection.execute(
+            "insert into pulse (beat_at, steady_since) values (clock_timestamp(), '-infinity')"
+            " on conflict (one) do update set beat_at = excluded.beat_at, steady_since = excluded.steady_since"
+        )
         assert await sweep(connection, 5, 10**6, 3600) == {}
         assert await sweep(connection, 5, 0, 3600) == {"default": 1}
