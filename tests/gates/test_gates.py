@@ -219,8 +219,8 @@ class Gates(RuleBasedStateMachine):
 
 
 def test_the_gates_hold_under_random_schedules(database):
-    """Red when `close_run` forgets to pass a slot on, `end_run` keeps the attempt, `finish_run` does not compare it, or
-    `submit_run` lets a second run have a taken thread."""
+    """Red when `end_run` keeps the attempt, `finish_run` does not compare it, or `submit_run` lets a second run have a
+    taken thread."""
 
     class Here(Gates):
         pass
@@ -288,6 +288,19 @@ async def test_interactive_runs_do_not_starve_a_batch_run(pool):
     for _ in range(30):
         await submit(pool, submission("flood", new_id(), run_class=0))
     assert ("other", 2) in await claim_order(pool, 9, guard=True)
+
+
+async def test_whoever_ends_frees_a_slot_and_a_thread_for_those_that_wait(pool):
+    """In the same transaction, and says for whom to wake an executor. Red when `close_run` forgets to pass them on: the
+    sweep would find the slot, nobody the thread."""
+    async with pool.connection() as connection:
+        await connection.execute("update tenants set max_in_flight = 1 where tenant = 'other'")
+        thread = new_id()
+        for on in (thread, thread, new_id()):
+            await submit(pool, submission("other", on))
+        for ready in ({"default": 1}, {"default": 1}, {}):
+            (run,) = await claim(connection, "default", "x", 60, 5, longest_waiting=False)
+            assert (await finish(connection, run.fence, ending("success")))[1] == ready
 
 
 async def test_runs_of_a_thread_go_in_the_order_of_their_creation(pool):
