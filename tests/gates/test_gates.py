@@ -219,8 +219,7 @@ class Gates(RuleBasedStateMachine):
 
 
 def test_the_gates_hold_under_random_schedules(database):
-    """Red when `end_run` keeps the attempt, `finish_run` does not compare it, or `submit_run` lets a second run have a
-    taken thread."""
+    """Red when `end_run` keeps the attempt, or `submit_run` lets a second run have a taken thread."""
 
     class Here(Gates):
         pass
@@ -340,6 +339,20 @@ async def test_an_idempotency_key_makes_one_run_however_many_ask(pool):
     assert sum(not answer.replayed for answer in answers) == 1
     with pytest.raises(Conflict):
         await submit(pool, submission("other", thread, idempotency_key="k", request_hash=b"2"))
+
+
+async def test_a_superseded_attempt_ends_nothing(pool):
+    """Red when `finish_run` does not compare the attempt: a frozen executor would end the run under its successor."""
+    accepted = await submit(pool, submission("other", new_id()))
+    async with pool.connection() as connection:
+        (frozen,) = await claim(connection, "default", "x", -1, 1, longest_waiting=False)
+        await sweep(connection, 5, 0, 3600)
+        (successor,) = await claim(connection, "default", "y", 60, 1, longest_waiting=False)
+        assert await finish(connection, frozen.fence, ending("success")) == (False, {})
+        cursor = await connection.execute(
+            "select status, attempt from runs where run_id = %s", (accepted.run_id,)
+        )
+        assert await cursor.fetchone() == ("running", successor.fence.attempt)
 
 
 async def test_executors_that_die_again_and_again_end_the_run(pool):
