@@ -13,6 +13,7 @@ At a point that tasks pass (``meet``), ``kill 20`` holds those that come until t
 import asyncio
 import os
 import signal
+import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -37,7 +38,8 @@ def _from_directory(directory: Path) -> Callable[[str], None]:
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "stop":
-                os.kill(os.getpid(), signal.SIGSTOP)
+                # To this thread: one that is sent to the process may reach it late, when it has gone past the point.
+                signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
             case "lose":
                 raise psycopg.OperationalError(f"the reply was lost at the fault point {name!r}")
             case other:
