@@ -14,6 +14,8 @@ from tests.fixtures_stack import start_stack
 from tests.projects.basic.counter import expected_digest
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.long
+
 PATIENCE_S = 90.0
 STEPS = 30
 
