@@ -41,6 +41,7 @@ _HEARTBEAT_EVERY_S = 3.0
 _NEXT_SUSPECT_S = 1.0
 _LOOK_EVERY_S = 0.25
 _PAUSE_AFTER_ERROR_S = 0.5
+_CANCEL_AGAIN_S = 0.5
 _START_PATIENCE_S = 60.0
 _GIVE_UP_S = 5.0
 """How long a draining executor waits for a server that does not answer, at each step of its end."""
@@ -346,10 +347,18 @@ async def _running(loops: list[Callable[[], Awaitable[None]]]) -> AsyncIterator[
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_forever(loop)) for loop in loops]
             yield
-            for task in tasks:
-                task.cancel()
+            await _end(tasks)
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from failures
+
+
+async def _end(tasks: list[asyncio.Task[None]]) -> None:
+    """Cancel tasks until they have ended: a Redis client with a time limit may swallow a cancellation on Python 3.11."""
+    left = set(tasks)
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=_CANCEL_AGAIN_S)
 
 
 async def _forever(loop: Callable[[], Awaitable[None]]) -> None:
