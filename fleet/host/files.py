@@ -35,14 +35,7 @@ async def write(
     Returns ``size``, the bytes that were written.
     """
     spec = {"path": path, "mode": mode, "append": append}
-    async with sandbox.operation(fence, wire.WRITE, spec) as operation:
-        async for part in content:
-            await operation.send(part)
-            if operation.ended.is_set():
-                break
-        await operation.send_eof()
-        await operation.take()
-        return dict(operation.result or {})
+    return await sandbox.give(fence, wire.WRITE, spec, content)
 
 
 async def stat(sandbox: Sandbox, fence: Fence, path: str) -> dict[str, Any]:

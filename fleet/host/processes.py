@@ -41,14 +41,7 @@ async def write(
 ) -> dict[str, Any]:
     """Write to its stdin or terminal, and ``close`` it then; returns ``size`` once the process has taken it all."""
     spec = {"do": "write", "process": process, "close": close}
-    async with sandbox.operation(fence, wire.PROCESS, spec) as operation:
-        async for part in content:
-            await operation.send(part)
-            if operation.ended.is_set():
-                break
-        await operation.send_eof()
-        await operation.take()
-        return dict(operation.result or {})
+    return await sandbox.give(fence, wire.PROCESS, spec, content)
 
 
 async def tell(sandbox: Sandbox, fence: Fence, do: str, process: int, **more: Any) -> State:

@@ -8,7 +8,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +152,19 @@ class Sandbox:
     async def ask(self, fence: Fence, kind: int, spec: dict[str, Any]) -> dict[str, Any]:
         """An operation without content: its result."""
         async with self.operation(fence, kind, spec) as operation:
+            await operation.take()
+            return dict(operation.result or {})
+
+    async def give(
+        self, fence: Fence, kind: int, spec: dict[str, Any], content: AsyncIterable[bytes]
+    ) -> dict[str, Any]:
+        """An operation that takes content, as fast as the agent does: its result."""
+        async with self.operation(fence, kind, spec) as operation:
+            async for part in content:
+                await operation.send(part)
+                if operation.ended.is_set():
+                    break
+            await operation.send_eof()
             await operation.take()
             return dict(operation.result or {})
 

@@ -68,6 +68,9 @@ class Agent:
         # A command may signal PID 1, which the kernel drops unless there is a handler, as Python has for SIGINT.
         # To ignore it instead would be inherited by all commands.
         signal.signal(signal.SIGINT, lambda *_: None)
+        # Without a container they come from whoever started the host: nohup and a shell's background ignore some.
+        for number in (signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_DFL)
 
     def serve(self) -> NoReturn:
         """Say hello and serve."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import os
 import selectors
 import time
@@ -18,7 +19,7 @@ _SHORT_READ_PAUSE_S = 0.005  # a stream that trickles is read this often, which 
 _SHORT_READ = wire.CHUNK // 16
 
 
-class Stream:
+class Stream(abc.ABC):
     """An output that is read as far as ``room`` says."""
 
     def __init__(self, agent: Agent, fd: int) -> None:
@@ -29,13 +30,13 @@ class Stream:
         self.resume_at = 0.0
         self.watch()
 
+    @abc.abstractmethod
     def room(self) -> int:
         """How many bytes may be read now; 0 stops the stream until somebody calls ``watch``."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def take(self, data: bytes) -> None:
         """Use what was read."""
-        raise NotImplementedError
 
     def gathers(self) -> bool:
         """Whether to wait a little after a short read, so that small pieces come together."""

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import signal
 import socket
+from contextlib import aclosing
 
 from sandfleet.fleet.host.engine import Engine
 from sandfleet.fleet.sandbox.client import SandboxClient
@@ -142,6 +144,22 @@ async def test_commands_get_signals_as_usual(sandbox):
     Signals 32 and 33 belong to the C library, whose posix_spawn (make's, for one) leaves them ignored.
     """
     ignored = int((await sandbox.exec("grep SigIgn /proc/self/status")).stdout.split()[1], 16)
+    assert ignored & ~(0b11 << 31) == 0
+
+
+async def test_signals_that_the_host_was_started_to_ignore_reach_commands(own_host):
+    """Red when the agent leaves them as they are: bwrap hands on what nohup and a shell's background ignore."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGQUIT)}
+    try:
+        host = own_host("bwrap")
+        await host.start()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    async with aclosing(SandboxClient(host.socket)) as client:
+        sandbox = await host.sandbox(client)
+        ignored = int((await sandbox.exec("grep SigIgn /proc/self/status")).stdout.split()[1], 16)
+        await sandbox.close()
     assert ignored & ~(0b11 << 31) == 0
 
 

@@ -20,22 +20,24 @@ from tests.waiting import eventually
 
 
 @pytest.mark.parametrize("called", [later, now])
-async def test_no_tool_starts_while_the_lease_is_in_doubt(runs: Runs, lines: Path, called: Any) -> None:
+async def test_no_tool_starts_while_the_lease_is_in_doubt(
+    runs: Runs, lines: Path, called: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Red when a call starts past the lease's deadline, or never goes on after the renewal."""
     graph = asking(asks((called.name, "a")), ToolNode([called]))
     await runs.begin(input={"path": str(lines)})
     runs.lease.deadline = time.monotonic()
+    waiting: list[str] = []
+    certain = runs.lease.certain
+
+    async def noted() -> None:
+        waiting.append(called.name)
+        await certain()
+
+    monkeypatch.setattr(runs.lease, "certain", noted)
     task = asyncio.create_task(runs.attempt(graph))
-
-    async def asked() -> bool:
-        cursor = await runs.connection.execute(
-            "select count(*) from checkpoints where run_id = %s", (runs.run_id,)
-        )
-        return (await cursor.fetchone() or (0,))[0] >= 2
-
     try:
-        await eventually(asked, what="the checkpoint before the tool")
-        await asyncio.sleep(0.2)
+        await eventually(lambda: waiting, what="the call waits for the lease")
         assert await runs.rows() == []
         assert lines.read_text() == ""
     finally:

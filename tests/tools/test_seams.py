@@ -15,6 +15,7 @@ from langgraph.types import RetryPolicy
 
 from sandfleet.fleet.tools import CallOrphaned, current_call
 from tests.tools.conftest import Broken, Runs
+from tests.waiting import eventually
 
 
 class State(TypedDict, total=False):
@@ -173,6 +174,9 @@ async def test_a_node_that_is_tried_again_repeats_only_what_failed(runs: Runs, l
     """LangGraph's retry policy. Red when the call that succeeded is made again, or the failure is played back."""
     tries = []
 
+    async def kept() -> bool:
+        return ("later", "finished") in await runs.rows()
+
     @tool
     async def flaky(path: str, line: str) -> str:
         """Fail once."""
@@ -180,7 +184,7 @@ async def test_a_node_that_is_tried_again_repeats_only_what_failed(runs: Runs, l
             await asyncio.sleep(0.01)
         tries.append(line)
         if len(tries) == 1:
-            await asyncio.sleep(0.2)  # and has ended
+            await eventually(kept, what="the other call has ended")
             raise ConnectionError("once")
         return note(path, line)
 
