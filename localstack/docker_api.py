@@ -1,6 +1,7 @@
 """The few calls to a Docker Engine that the local stack makes itself: is it there, what carries a label, remove it."""
 
 import json
+import socket
 import time
 from typing import Any, NamedTuple, cast
 
@@ -19,10 +20,20 @@ def _client(docker_host: str, timeout_s: float = _TIMEOUT_S) -> httpx.Client:
 def version(docker_host: str, timeout_s: float = 5.0) -> str | None:
     """Version of the engine that answers at ``docker_host``, or None."""
     try:
+        _knock(docker_host, timeout_s)
         with _client(docker_host, timeout_s) as client:
             return str(client.get("/version").raise_for_status().json()["Version"])
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, OSError):
         return None
+
+
+def _knock(docker_host: str, timeout_s: float) -> None:
+    """Raise OSError if nobody listens. httpcore does not close a unix socket whose connection was refused, as it is again
+    and again while an engine starts."""
+    if docker_host.startswith("unix://"):
+        with socket.socket(socket.AF_UNIX) as knocking:
+            knocking.settimeout(timeout_s)
+            knocking.connect(docker_host.removeprefix("unix://"))
 
 
 def labelled(docker_host: str, label: str) -> list[str]:
