@@ -101,6 +101,9 @@ class Backend(Protocol):
     async def kill(self, handle: str) -> None:
         """Freeze and kill everything in the sandbox from outside; never raises for one that is gone."""
 
+    async def lend_cpu(self, handle: str, *, lend: bool) -> None:
+        """Let a sandbox use a whole CPU, or again only what its limits say; never raises."""
+
     async def exhausted(self, handle: str) -> str | None:
         """Which limit a running sandbox has reached, in words; None when there is none, or nobody knows."""
 

@@ -146,6 +146,14 @@ class DockerBackend:
             with suppress(SandfleetError):
                 await self._engine.call("POST", f"/containers/{handle}/{call}")
 
+    async def lend_cpu(self, handle: str, *, lend: bool) -> None:
+        if self._limits.cpus < 1:
+            cpus = 1.0 if lend else self._limits.cpus
+            with suppress(SandfleetError):
+                await self._engine.call(
+                    "POST", f"/containers/{handle}/update", body={"NanoCpus": int(cpus * 1e9)}
+                )
+
     async def exhausted(self, handle: str) -> str | None:
         once = {"stream": "false", "one-shot": "true"}
         with suppress(SandfleetError):
