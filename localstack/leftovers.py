@@ -91,5 +91,6 @@ def clear(
     for process in left:
         with suppress(psutil.Error):
             process.kill()
+    psutil.wait_procs(left, timeout=_GRACE_S)
     path.unlink(missing_ok=True)
     return removed

@@ -9,9 +9,9 @@ from sandfleet.localstack.supervisor import Supervisor
 
 
 async def start_ministack(
-    supervisor: Supervisor, port: int, region: str, restore: Callable[[str], Awaitable[None]]
+    supervisor: Supervisor, region: str, restore: Callable[[str], Awaitable[None]]
 ) -> str:
-    """Start the emulator on this port of 127.0.0.1 and return its endpoint URL.
+    """Start the emulator on a free port of 127.0.0.1 and return its endpoint URL.
 
     It keeps everything in memory, so ``restore`` is called with the URL at each start, to make what must be there.
 
@@ -19,13 +19,12 @@ async def start_ministack(
     """
     folder = supervisor.root / "ministack"
     folder.mkdir(exist_ok=True)
-    url = f"http://127.0.0.1:{port}"
 
-    async def ready() -> bool:
-        return await tcp_answers(port)
+    def url(port: int) -> str:
+        return f"http://127.0.0.1:{port}"
 
-    await supervisor.start(
-        Process(
+    def server(port: int) -> Process:
+        return Process(
             name="ministack",
             argv=[sys.executable, "-m", "ministack"],
             env={
@@ -44,10 +43,10 @@ async def start_ministack(
             },
             cwd=folder,
             log=supervisor.logs / "ministack.log",
-            ready=ready,
-            restore=lambda: restore(url),
+            ready=lambda: tcp_answers(port),
+            restore=lambda: restore(url(port)),
             # It has nothing to save, and asked politely it waits three seconds for open long polls.
             stop_signal=signal.SIGKILL,
         )
-    )
-    return url
+
+    return url(await supervisor.start_on_port(server))

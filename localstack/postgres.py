@@ -117,26 +117,29 @@ def _initialise(data: Path, prefix: list[str], password_file: Path, env: dict[st
     draft.rename(data)
 
 
-async def start_postgres(supervisor: Supervisor, port: int) -> str:
-    """Start the server on this port of 127.0.0.1 and return the URL of its database ``postgres``."""
+async def start_postgres(supervisor: Supervisor) -> str:
+    """Start the server on a free port of 127.0.0.1 and return the URL of its database ``postgres``."""
     data = supervisor.root / "postgres"
     password_file = supervisor.root / "postgres.password"
     env = supervisor.base_env()
-    url = f"postgresql://postgres:{_password(password_file)}@127.0.0.1:{port}/postgres"
+    password = _password(password_file)
     prefix = await asyncio.to_thread(_as_system_user)
     await asyncio.to_thread(_initialise, data, prefix, password_file, env)
     settings = [word for name, value in _SETTINGS.items() for word in ("-c", f"{name}={value}")]
 
-    async def ready() -> bool:
-        try:
-            connection = await psycopg.AsyncConnection.connect(url, connect_timeout=2)
-        except psycopg.OperationalError:
-            return False
-        await connection.close()
-        return True
+    def url(port: int) -> str:
+        return f"postgresql://postgres:{password}@127.0.0.1:{port}/postgres"
 
-    await supervisor.start(
-        Process(
+    def server(port: int) -> Process:
+        async def ready() -> bool:
+            try:
+                connection = await psycopg.AsyncConnection.connect(url(port), connect_timeout=2)
+            except psycopg.OperationalError:
+                return False
+            await connection.close()
+            return True
+
+        return Process(
             name="postgres",
             argv=[*prefix, str(binaries() / "postgres"), "-D", str(data), "-p", str(port), *settings],
             env=env,
@@ -146,5 +149,5 @@ async def start_postgres(supervisor: Supervisor, port: int) -> str:
             stop_signal=signal.SIGINT,
             one_body=True,  # a server process per connection
         )
-    )
-    return url
+
+    return url(await supervisor.start_on_port(server))

@@ -2,12 +2,13 @@
 
 import asyncio
 import os
+import random
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from sandfleet.shared.errors import SandfleetError
 
 _LOG_BYTES = 10 * 1024 * 1024
 _POLL_S = 0.02
+# Below those that Linux gives to outgoing connections (from 32768): one of these could take a port before its server does.
+_PORTS = range(20_000, 32_000)
 
 
 class LocalStackError(SandfleetError):
@@ -26,13 +29,31 @@ class LocalStackError(SandfleetError):
     status = 503
 
 
-def free_ports(count: int) -> list[int]:
-    """``count`` different free TCP ports of 127.0.0.1, all held open until the last one is known."""
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+class PortTaken(LocalStackError):
+    """A server found its port taken by somebody else."""
+
+    code = "port_taken"
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on this TCP port of 127.0.0.1 now."""
+    with socket.socket() as probe:
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # as servers do, after one that has just ended
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that is free now; nobody keeps it so. Raises `LocalStackError` if there is none."""
+    for port in random.sample(_PORTS, len(_PORTS)):
+        if is_free(port):
+            return port
+    raise LocalStackError(f"All TCP ports of 127.0.0.1 from {_PORTS.start} to {_PORTS.stop - 1} are taken.")
 
 
 async def tcp_answers(port: int) -> bool:
@@ -55,6 +76,7 @@ class Process:
     ``restore`` is called whenever it has become ready, to put back what it does not keep itself.
     ``wanted`` is true from when it is ready until somebody stops it: a supervisor restarts what is wanted and dead.
     ``one_body``: it works in child processes too, which `send` stops, continues and kills with it.
+    ``port`` is the TCP port that it listens on, if any: until then whatever answers there is somebody else.
     """
 
     name: str
@@ -68,9 +90,11 @@ class Process:
     stop_timeout_s: float = 15.0
     start_timeout_s: float = 60.0
     one_body: bool = False
+    port: int | None = None
     wanted: bool = field(default=False, init=False)
     started_at: float = field(default=0.0, init=False)
     _child: subprocess.Popen[bytes] | None = field(default=None, init=False, repr=False)
+    _log_from: int = field(default=0, init=False, repr=False)  # where the log of this life begins
 
     def spawn(self) -> None:
         """Start the process without waiting until it is ready."""
@@ -78,6 +102,7 @@ class Process:
         if self.log.exists() and self.log.stat().st_size > _LOG_BYTES:
             self.log.replace(self.log.with_suffix(".log.1"))
         with self.log.open("ab") as log:
+            self._log_from = log.tell()
             self._child = subprocess.Popen(
                 list(self.argv),
                 env=dict(self.env),
@@ -100,11 +125,16 @@ class Process:
         return self._child.poll() if self._child is not None else None
 
     async def wait_ready(self) -> None:
-        """Return when the process serves; raise `LocalStackError` if it ends or does not answer in time."""
+        """Return when the process serves.
+
+        Raises PortTaken if it ends because somebody else has its port, and `LocalStackError` if it ends for another
+        reason or does not answer in time.
+        """
         deadline = time.monotonic() + self.start_timeout_s
-        while not await self.ready():
+        while not (self._listens() and await self.ready()):
             if self.pid is None:
-                raise LocalStackError(
+                kind = PortTaken if self._found_its_port_taken() else LocalStackError
+                raise kind(
                     f"{self.name} ended with exit code {self.exit_code} before it was ready. "
                     f"Its log {self.log} ends with:\n{self.log_tail()}"
                 )
@@ -117,6 +147,26 @@ class Process:
         if self.restore is not None:
             await self.restore()
         self.wanted = True
+
+    def _listens(self) -> bool:
+        """Whether the process or a child of it has the port, if it is to have one."""
+        if self.port is None:
+            return True
+        with suppress(psutil.Error):
+            process = psutil.Process(self.pid) if self.pid is not None else None
+            for each in (process, *process.children()) if process is not None else ():
+                for connection in each.net_connections("tcp"):
+                    if connection.status == psutil.CONN_LISTEN and connection.laddr.port == self.port:
+                        return True
+        return False
+
+    def _found_its_port_taken(self) -> bool:
+        """By what it said in this life: servers have no common exit code for it."""
+        if self.port is None:
+            return False
+        with self.log.open("rb") as log:
+            log.seek(self._log_from)
+            return b"already in use" in log.read()
 
     def log_tail(self, lines: int = 15) -> str:
         """The last lines of the log."""

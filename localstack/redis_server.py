@@ -18,8 +18,8 @@ def binary() -> Path:
     return Path(spec.submodule_search_locations[0]) / "bin" / "redis-server"
 
 
-async def start_redis(supervisor: Supervisor, port: int) -> str:
-    """Start the server on this port of 127.0.0.1 and return the URL of its database 0.
+async def start_redis(supervisor: Supervisor) -> str:
+    """Start the server on a free port of 127.0.0.1 and return the URL of its database 0.
 
     Nothing is saved to disk: all that Redis holds can be rebuilt or waited out. The password keeps other users of
     the machine away; it is in a file that only this user can read.
@@ -29,23 +29,26 @@ async def start_redis(supervisor: Supervisor, port: int) -> str:
     password = secrets.token_urlsafe(24)
     config = folder / "redis.conf"
     config.touch(mode=0o600)
-    config.write_text(
-        f'bind 127.0.0.1\nport {port}\nrequirepass {password}\ndir "{folder}"\n'
-        'save ""\nappendonly no\ndatabases 1024\nmaxclients 4000\n'
-    )
-    url = f"redis://:{password}@127.0.0.1:{port}/0"
 
-    async def ready() -> bool:
-        client = redis.asyncio.Redis.from_url(url)
-        try:
-            return bool(await client.ping())
-        except (redis.exceptions.RedisError, OSError):
-            return False
-        finally:
-            await client.aclose()
+    def url(port: int) -> str:
+        return f"redis://:{password}@127.0.0.1:{port}/0"
 
-    await supervisor.start(
-        Process(
+    def server(port: int) -> Process:
+        config.write_text(
+            f'bind 127.0.0.1\nport {port}\nrequirepass {password}\ndir "{folder}"\n'
+            'save ""\nappendonly no\ndatabases 1024\nmaxclients 4000\n'
+        )
+
+        async def ready() -> bool:
+            client = redis.asyncio.Redis.from_url(url(port))
+            try:
+                return bool(await client.ping())
+            except (redis.exceptions.RedisError, OSError):
+                return False
+            finally:
+                await client.aclose()
+
+        return Process(
             name="redis",
             argv=[str(binary()), str(config)],
             env=supervisor.base_env(),
@@ -53,5 +56,5 @@ async def start_redis(supervisor: Supervisor, port: int) -> str:
             log=supervisor.logs / "redis.log",
             ready=ready,
         )
-    )
-    return url
+
+    return url(await supervisor.start_on_port(server))

@@ -10,7 +10,6 @@ from psycopg import sql
 from sandfleet.localstack.ministack import start_ministack
 from sandfleet.localstack.parallel import parallel
 from sandfleet.localstack.postgres import start_postgres
-from sandfleet.localstack.process import free_ports
 from sandfleet.localstack.queues import create_queues
 from sandfleet.localstack.redis_server import start_redis
 from sandfleet.localstack.supervisor import Supervisor
@@ -40,12 +39,11 @@ async def start_servers(
     """
     given = os.environ if env is None else env
     region = given.get("AWS_REGION") or given.get("AWS_DEFAULT_REGION") or "us-east-1"
-    postgres_port, redis_port, sqs_port = free_ports(3)
 
     async def database() -> tuple[str, str | None]:
         if url := given.get("DATABASE_URL"):
             return url, None
-        admin_url = await start_postgres(supervisor, postgres_port)
+        admin_url = await start_postgres(supervisor)
         async with await psycopg.AsyncConnection.connect(admin_url, autocommit=True) as connection:
             found = await connection.execute("select 1 from pg_database where datname = %s", (DATABASE,))
             if await found.fetchone() is None:
@@ -56,7 +54,7 @@ async def start_servers(
     async def redis() -> str:
         if url := given.get("REDIS_URL"):
             return url
-        url = await start_redis(supervisor, redis_port)
+        url = await start_redis(supervisor)
         say("Redis is ready")
         return url
 
@@ -71,7 +69,7 @@ async def start_servers(
         if endpoint:
             await make_queues(endpoint)
         else:
-            endpoint = await start_ministack(supervisor, sqs_port, region, make_queues)
+            endpoint = await start_ministack(supervisor, region, make_queues)
         say("SQS is ready")
         return endpoint, urls
 

@@ -8,6 +8,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -19,7 +20,7 @@ from sandfleet.localstack.dev_file import StackInfo
 from sandfleet.localstack.engine import Sandboxing, choose_sandboxing
 from sandfleet.localstack.leftovers import INSTANCE_VARIABLE, LABEL
 from sandfleet.localstack.parallel import parallel, uninterrupted
-from sandfleet.localstack.process import LocalStackError, Process, free_ports, tcp_answers
+from sandfleet.localstack.process import LocalStackError, Process, tcp_answers
 from sandfleet.localstack.servers import Servers, start_servers
 from sandfleet.localstack.supervisor import Supervisor
 from sandfleet.shared.ids import Owner
@@ -87,16 +88,14 @@ class Stack:
         removed = await self.supervisor.open()
         if removed:
             self._say(f"Removed what a killed stack left: {', '.join(removed)}")
-        provider_port, *api_ports = free_ports(1 + self.apis)
-        if self._port is not None and not await tcp_answers(self._port):
-            api_ports[0] = self._port
-        servers, (sandboxing, _) = await parallel(
-            self._start_servers(), parallel(self._prepare_sandboxes(), self._start_provider(provider_port))
+        self.dev_json.unlink(missing_ok=True)
+        servers, (sandboxing, provider_port) = await parallel(
+            self._start_servers(), parallel(self._prepare_sandboxes(), self._start_provider())
         )
         api_key = await self._migrate(servers.database_url)
         host_socket = self.supervisor.run_dir / "host.sock"
         self._info = StackInfo(
-            api_url=f"http://127.0.0.1:{api_ports[0]}",
+            api_url="",  # known when the API listens
             api_key=api_key,
             database_url=servers.database_url,
             redis_url=servers.redis_url,
@@ -107,15 +106,16 @@ class Stack:
             instance=self.supervisor.instance,
             sandbox=sandboxing.backend,
             docker_host=sandboxing.docker_host,
-            api_urls=[f"http://127.0.0.1:{port}" for port in api_ports],
         )
-        self.supervisor.on_change = self._write
         await self._mark_executors(awaited=self.executors)
-        await parallel(
-            *(self.supervisor.start(self._api(number, port)) for number, port in enumerate(api_ports, 1)),
+        apis, *_ = await parallel(
+            parallel(*(self._start_api(number) for number in range(1, self.apis + 1))),
             *(self.supervisor.start(self._executor(number)) for number in range(1, self.executors + 1)),
             self.supervisor.start(self._host(host_socket)),
         )
+        self._info = replace(self.info, api_url=apis[0], api_urls=list(apis))
+        self.supervisor.on_change = self._write
+        self._write()
         self._say("API, executors and sandbox host are ready")
         return self.info
 
@@ -188,9 +188,9 @@ class Stack:
         self._sandboxing = sandboxing
         return sandboxing
 
-    async def _start_provider(self, port: int) -> None:
-        await self.supervisor.start(
-            Process(
+    async def _start_provider(self) -> int:
+        def provider(port: int) -> Process:
+            return Process(
                 name="provider",
                 argv=[sys.executable, "-P", "-m", "sandfleet.loadtest.provider", "--port", str(port)],
                 env=self.supervisor.base_env(),
@@ -198,7 +198,8 @@ class Stack:
                 log=self.supervisor.logs / "provider.log",
                 ready=lambda: tcp_answers(port),
             )
-        )
+
+        return await self.supervisor.start_on_port(provider)
 
     async def _migrate(self, database_url: str) -> str:
         """Bring the database to the newest schema and return a key that is good for it."""
@@ -243,16 +244,24 @@ class Stack:
         own = {k: v for k, v in self._env.items() if k.startswith(("SANDFLEET_", "AWS_"))}
         return {**self.supervisor.base_env(), **own, **self._settings()}
 
-    def _api(self, number: int, port: int) -> Process:
-        async def ready() -> bool:
-            try:
-                async with httpx.AsyncClient(trust_env=False) as client:
-                    return (await client.get(f"http://127.0.0.1:{port}/ok", timeout=2.0)).is_success
-            except httpx.HTTPError:
-                return False
+    async def _start_api(self, number: int) -> str:
+        """Start an API process and return its URL."""
 
-        env = {**self._service_env(), "SANDFLEET_API_HOST": "127.0.0.1", "SANDFLEET_API_PORT": str(port)}
-        return self._python("api" if number == 1 else f"api-{number}", "sandfleet.functions.api", env, ready)
+        def api(port: int) -> Process:
+            async def ready() -> bool:
+                try:
+                    async with httpx.AsyncClient(trust_env=False) as client:
+                        return (await client.get(f"http://127.0.0.1:{port}/ok", timeout=2.0)).is_success
+                except httpx.HTTPError:
+                    return False
+
+            env = {**self._service_env(), "SANDFLEET_API_HOST": "127.0.0.1", "SANDFLEET_API_PORT": str(port)}
+            return self._python(
+                "api" if number == 1 else f"api-{number}", "sandfleet.functions.api", env, ready
+            )
+
+        wish = self._port if number == 1 else None
+        return f"http://127.0.0.1:{await self.supervisor.start_on_port(api, wish)}"
 
     def _executor(self, number: int) -> Process:
         # The graphs run here, so this is the one process that gets the whole environment, model keys included.
@@ -314,5 +323,5 @@ class Stack:
 
     def _write(self) -> None:
         processes = {name: p.pid for name, p in self.supervisor.processes.items() if p.pid is not None}
-        self._info = StackInfo(**{**vars(self.info), "processes": processes})
+        self._info = replace(self.info, processes=processes)
         dev_file.write(self.dev_json, self._info)

@@ -16,12 +16,13 @@ from typing import IO
 import psutil
 
 from sandfleet.localstack.leftovers import INSTANCE_VARIABLE, Record, clear
-from sandfleet.localstack.process import LocalStackError, Process
+from sandfleet.localstack.process import LocalStackError, PortTaken, Process, free_port, is_free
 
 _LOCK_WAIT_S = 20.0
 _FIRST_BACKOFF_S = 0.1
 _LAST_BACKOFF_S = 5.0
 _STABLE_S = 10.0
+_PORTS_TRIED = 10
 
 
 class AlreadyRunning(LocalStackError):
@@ -109,6 +110,24 @@ class Supervisor:
         process.spawn()
         self._save()
         await process.wait_ready()
+
+    async def start_on_port(self, make: Callable[[int], Process], wish: int | None = None) -> int:
+        """Start the process that ``make`` makes for a free TCP port, and return the port: ``wish`` if that is free.
+
+        Somebody else may take a port before the process does: then it is made anew for another one.
+        """
+        port = wish if wish is not None and is_free(wish) else free_port()
+        for _ in range(_PORTS_TRIED):
+            process = make(port)
+            process.port = port
+            try:
+                await self.start(process)
+            except PortTaken:
+                self._say(f"Port {port} was taken before {process.name} had it; trying another")
+                port = free_port()
+            else:
+                return port
+        raise LocalStackError(f"{process.name} found {_PORTS_TRIED} ports taken, one after the other.")
 
     async def restart(self, name: str) -> None:
         """Stop a process if it runs, start it anew with the same arguments and wait until it is ready."""

@@ -11,7 +11,6 @@ import pytest
 import redis.asyncio
 
 from sandfleet.localstack import postgres
-from sandfleet.localstack.process import free_ports
 from sandfleet.localstack.queues import sqs_client
 from sandfleet.localstack.servers import POOLS
 from sandfleet.localstack.supervisor import Supervisor
@@ -84,7 +83,7 @@ async def test_postgres_runs_below_a_closed_folder(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if os.geteuid() == 0:
             patch.setattr(postgres, "binaries", lambda: programs / "pginstall" / "bin")
-        url = await postgres.start_postgres(supervisor, free_ports(1)[0])
+        url = await postgres.start_postgres(supervisor)
     async with await psycopg.AsyncConnection.connect(url) as connection:
         assert await (await connection.execute("select 1")).fetchone() == (1,)
     assert await supervisor.close() == []

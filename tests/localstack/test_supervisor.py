@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import psutil
 import pytest
 
 from sandfleet.localstack.leftovers import processes_of
-from sandfleet.localstack.process import LocalStackError, Process
+from sandfleet.localstack.process import LocalStackError, Process, free_port, tcp_answers
 from sandfleet.localstack.supervisor import AlreadyRunning, Supervisor
 from tests.waiting import eventually
 
@@ -148,10 +149,60 @@ async def test_nothing_outlives_a_supervisor_killed_with_sigkill(tmp_path: Path)
 async def test_a_new_supervisor_removes_what_a_killed_one_left(tmp_path: Path) -> None:
     """Even with the watchdog killed too. Breaks without `clear` in `open`."""
     instance = await _killed_supervisor(tmp_path / "stack", watchdog_too=True)
-    assert len(alive(instance)) == 2
+    await eventually(lambda: len(alive(instance)) == 2, what="the watchdog's end")
     successor = Supervisor(tmp_path / "stack")
     removed = await successor.open()
     assert successor.instance == instance
     assert len(removed) == 2
     assert [p.pid for p in alive(instance)] == [successor.watchdog_pid]
     await successor.close()
+
+
+# Listens on the port that it is given, or says why it cannot, as servers do.
+LISTENER = """
+import socket, sys, time
+listening = socket.socket()
+try:
+    listening.bind(("127.0.0.1", int(sys.argv[1])))
+except OSError as error:
+    sys.exit(f"could not bind: {error.strerror}")
+listening.listen()
+time.sleep(600)
+"""
+
+
+def listener(supervisor: Supervisor, port: int, name: str = "listener") -> Process:
+    """A server that is ready as soon as anybody answers at its port."""
+    return Process(
+        name=name,
+        argv=[sys.executable, "-c", LISTENER, str(port)],
+        env=supervisor.base_env(),
+        cwd=supervisor.root,
+        log=supervisor.logs / f"{name}.log",
+        ready=lambda: tcp_answers(port),
+    )
+
+
+async def test_a_server_whose_port_is_taken_gets_another(supervisor: Supervisor) -> None:
+    """Somebody else listens there by the time it starts. Breaks if that one's answers are taken for its own, or the start
+    is given up."""
+    tried: list[int] = []
+    with socket.socket() as rival:
+
+        def make(port: int) -> Process:
+            if not tried:
+                rival.bind(("127.0.0.1", port))
+                rival.listen()
+            tried.append(port)
+            return listener(supervisor, port)
+
+        port = await supervisor.start_on_port(make)
+    assert (len(tried), port) == (2, tried[1])
+    assert await tcp_answers(port)
+
+
+async def test_a_wished_port_is_used_if_it_is_free(supervisor: Supervisor) -> None:
+    """Breaks if the wish is ignored, or a taken one is insisted on."""
+    wish = free_port()
+    assert await supervisor.start_on_port(lambda port: listener(supervisor, port, "one"), wish) == wish
+    assert await supervisor.start_on_port(lambda port: listener(supervisor, port, "two"), wish) != wish

@@ -4,7 +4,9 @@ import asyncio
 import os
 import signal
 import time
+from contextlib import aclosing, suppress
 
+import psutil
 import psycopg
 import pytest
 
@@ -351,16 +353,22 @@ async def test_time_to_first_output_is_noted(docker_host, docker_client):
 
 
 async def test_a_paused_host_is_not_a_dead_one(own_host):
-    """Red when the agent has a timeout of its own on the connection."""
+    """The sandbox works on, and has its say when the host goes on. Red when the agent has a time limit of its own on the
+    connection: the pause lasts for as long as its command works."""
     host = own_host("bwrap")
     await host.start()
-    client = SandboxClient(host.socket)
-    sandbox = await host.sandbox(client)
-    await sandbox.write_file("work", b"kept")
-    os.kill(host.process.pid, signal.SIGSTOP)
-    reading = asyncio.create_task(sandbox.read_file("work"))
-    done, _ = await asyncio.wait({reading}, timeout=1)
-    assert not done
-    os.kill(host.process.pid, signal.SIGCONT)
-    assert await reading == b"kept"
-    await client.aclose()
+
+    def at_work():
+        with suppress(psutil.Error):
+            return any(process.cmdline() == ["sleep", "3"] for process in host.processes())
+
+    async with aclosing(SandboxClient(host.socket)) as client:
+        sandbox = await host.sandbox(client)
+        working = asyncio.create_task(sandbox.exec("sleep 3; echo done", timeout_s=600))
+        await eventually(at_work, what="the command")
+        os.kill(host.process.pid, signal.SIGSTOP)
+        try:
+            await eventually(lambda: not at_work(), what="the command's end")
+        finally:
+            os.kill(host.process.pid, signal.SIGCONT)
+        assert (await working).stdout == b"done\n"
