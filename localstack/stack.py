@@ -25,6 +25,7 @@ from sandfleet.localstack.servers import Servers, start_servers
 from sandfleet.localstack.supervisor import Supervisor
 from sandfleet.shared.ids import Owner
 from sandfleet.shared.store.api_keys import create_key, hash_key
+from sandfleet.shared.templates import templates_beside
 
 OWNER = Owner("local", "developer")
 # Set but empty, these mean the same as not set: embedded servers, the scripted provider.
@@ -232,6 +233,8 @@ class Stack:
             "SANDFLEET_SANDBOX": info.sandbox,
             "SANDFLEET_PROVIDER_URL": info.provider_url,
         }
+        if "SANDFLEET_TEMPLATES" not in self._env and (templates := templates_beside(self.project)):
+            env["SANDFLEET_TEMPLATES"] = str(templates)
         if info.docker_host is not None:
             env["SANDFLEET_DOCKER_HOST"] = info.docker_host
         home = Path(self._env.get("HOME", "/"))

@@ -131,6 +131,11 @@ class Settings(BaseSettings):
         pattern="^(docker|bwrap)$",
         description="Backend: docker, or bwrap for development without an engine.",
     )
+    templates: Path | None = Field(
+        None,
+        description="Path of the sandfleet.toml with the sandbox templates, the same for executors and hosts; default: "
+        "the one beside SANDFLEET_PROJECT, else the default template alone.",
+    )
     host_socket: Path = Field(
         Path(".sandfleet/host.sock"), description="Unix socket of the sandbox host on this machine."
     )

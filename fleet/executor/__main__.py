@@ -15,6 +15,7 @@ from sandfleet.fleet.graphs.project import apply_environment, read_project
 from sandfleet.shared import logs
 from sandfleet.shared.errors import GraphLoadError, SandfleetError
 from sandfleet.shared.settings import settings
+from sandfleet.shared.templates import read_templates
 
 _SWITCH_INTERVAL_S = 0.001
 """How long the graphs' thread may keep the interpreter from the control loop; Python's default is 5 ms."""
@@ -26,7 +27,9 @@ async def _serve() -> None:
         raise GraphLoadError("Set SANDFLEET_PROJECT to the path of a langgraph.json.")
     project = read_project(configured.project)
     apply_environment(project)
-    executor = Executor(configured, load_graphs(project))
+    templates = read_templates(configured)
+    templates.check_graphs(project.graphs)
+    executor = Executor(configured, load_graphs(project), templates)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, executor.drain)

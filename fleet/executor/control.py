@@ -26,6 +26,7 @@ from sandfleet.shared.store.claims import advance_clock, claim, give_back_lost
 from sandfleet.shared.store.ended import EndedRun
 from sandfleet.shared.store.sweep import sweep_in_turn
 from sandfleet.shared.streams.announce import announce_ends
+from sandfleet.shared.templates import Templates
 from sandfleet.shared.top_up import missing_permits, wanted_permits
 from sandfleet.shared.waker import Waker
 
@@ -50,7 +51,7 @@ _GIVE_UP_S = 5.0
 class Executor:
     """One executor process. `run` serves until `drain` has been called and is finished."""
 
-    def __init__(self, settings: Settings, graphs: dict[str, Graph]) -> None:
+    def __init__(self, settings: Settings, graphs: dict[str, Graph], templates: Templates) -> None:
         self._settings = settings
         self._graphs = graphs
         self._id = f"{settings.pool}-{uuid4().hex[:12]}"
@@ -70,7 +71,7 @@ class Executor:
         self._waker = Waker(self._redis, self._permits)
         self._claimer = Session(settings.database_url, "sandfleet-claims", settings.lease_s)
         self._chores = Session(settings.database_url, "sandfleet-sweep", 30.0)
-        self._thread = GraphThread(settings, graphs, self._on_ended)
+        self._thread = GraphThread(settings, graphs, templates, self._on_ended)
         self._held = HeldRuns(settings, self._thread, self._redis, self._waker, self._on_free)
         self._keeper = PermitKeeper(
             self._permits,

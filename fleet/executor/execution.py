@@ -42,6 +42,7 @@ from sandfleet.shared.sandbox_token import sign
 from sandfleet.shared.settings import Settings
 from sandfleet.shared.store.claims import ClaimedRun, Ending, at, finish
 from sandfleet.shared.store.ready import ReadyRuns
+from sandfleet.shared.templates import CONFIG_KEY, TemplateRefused, Templates
 
 _log = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ class Services:
     publisher: Publisher
     sandboxes: SandboxClient
     ledger_links: LedgerLinks
+    templates: Templates
 
 
 class Execution:
@@ -137,7 +139,7 @@ class Execution:
                 self._stop = Stop(run.cancel_action)
             elif self._stop is None and run.remaining_s <= 0:
                 self._stop = Stop.TIMEOUT
-            ending = await self._ending(stream) if self._stop is None else self._broken_off()
+            ending = await self._ending(stream, sandbox) if self._stop is None else self._broken_off()
             if ending is None:
                 if self._stop is Stop.HAND_OVER:
                     await _undisturbed(self._settle(stream))
@@ -153,7 +155,7 @@ class Execution:
             timer.cancel()
             self._services.publisher.close(stream)
 
-    async def _ending(self, stream: RunStream) -> Ending | None:
+    async def _ending(self, stream: RunStream, sandbox: RunSandbox) -> Ending | None:
         """Run the graph; returns how the run ends, or None when it does not end here."""
         run = self.run
         try:
@@ -163,6 +165,11 @@ class Execution:
                     "GraphNotFound", f"This executor does not serve the graph {run.graph_id!r}."
                 )
             config = build_config(run, self._saver, [self._watch])
+            try:
+                wish = config["configurable"].get(CONFIG_KEY)
+                sandbox.choose_template(self._services.templates.of_run(run.graph_id, wish))
+            except TemplateRefused as error:
+                return self._failed("TemplateRefused", error.message)
             config["configurable"][LEDGER_KEY] = self._ledger
             async with graph.open(config) as compiled:
                 if run.kind == "update_state":

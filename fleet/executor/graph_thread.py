@@ -26,6 +26,7 @@ from sandfleet.shared.db.pool import open_pool
 from sandfleet.shared.ids import Fence
 from sandfleet.shared.settings import Settings
 from sandfleet.shared.store.claims import ClaimedRun
+from sandfleet.shared.templates import Templates
 
 _log = logging.getLogger(__name__)
 
@@ -35,8 +36,11 @@ OnEnded = Callable[[Fence, Ended], None]
 class GraphThread:
     """Runs graphs. Its methods are called from the control loop's thread; ``on_ended`` is called on the graphs' thread."""
 
-    def __init__(self, settings: Settings, graphs: dict[str, Graph], on_ended: OnEnded) -> None:
+    def __init__(
+        self, settings: Settings, graphs: dict[str, Graph], templates: Templates, on_ended: OnEnded
+    ) -> None:
         self._settings = settings
+        self._templates = templates
         self._graphs = graphs
         self._on_ended = on_ended
         self._loop = uvloop.new_event_loop()
@@ -112,6 +116,7 @@ class GraphThread:
             publisher,
             SandboxClient(settings.host_socket),
             LedgerLinks(settings.database_url, writer, pool),
+            self._templates,
         )
 
     async def _close(self, patience_s: float) -> None:

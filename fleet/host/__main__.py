@@ -16,7 +16,7 @@ from aiohttp import web
 
 from sandfleet.fleet.host.agent_files import AgentFiles
 from sandfleet.fleet.host.app import HostApi
-from sandfleet.fleet.host.backend import Backend, Limits
+from sandfleet.fleet.host.backend import Backend
 from sandfleet.fleet.host.bwrap_backend import BwrapBackend
 from sandfleet.fleet.host.clock import DatabaseClock
 from sandfleet.fleet.host.docker_backend import DockerBackend
@@ -25,6 +25,7 @@ from sandfleet.fleet.host.registry import Registry
 from sandfleet.shared import logs
 from sandfleet.shared.errors import SandfleetError
 from sandfleet.shared.settings import Settings, settings
+from sandfleet.shared.templates import Templates, read_templates
 
 logger = logging.getLogger(__name__)
 
@@ -32,12 +33,11 @@ logger = logging.getLogger(__name__)
 _OVERCOMMIT = 4
 
 
-def make_backend(config: Settings, instance: str) -> Backend:
+def make_backend(config: Settings, templates: Templates, instance: str) -> Backend:
     """The backend that the settings name, not yet open."""
-    limits = Limits.of(config)
     if config.sandbox == "bwrap":
-        return BwrapBackend(limits)
-    return DockerBackend(config.docker_host, config.sandbox_image, limits, instance, config.docker_runtime)
+        return BwrapBackend(templates)
+    return DockerBackend(config.docker_host, templates, instance)
 
 
 def _room(config: Settings) -> int:
@@ -89,19 +89,20 @@ async def serve(config: Settings, instance: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     with _alone(config.host_dir.absolute()) as folder:
-        backend = make_backend(config, instance)
+        templates = read_templates(config)
+        backend = make_backend(config, templates, instance)
         try:
             await backend.open()
-            await _serve(config, instance, backend, folder, stop)
+            agent = AgentFiles(folder.parent / "agent")
+            registry = Registry(backend, folder, agent, _room(config), templates)
+            await _serve(config, instance, registry, backend.name, stop)
         finally:
             await backend.close()
 
 
 async def _serve(
-    config: Settings, instance: str, backend: Backend, folder: Path, stop: asyncio.Event
+    config: Settings, instance: str, registry: Registry, backend: str, stop: asyncio.Event
 ) -> None:
-    agent = AgentFiles(folder.parent / "agent")
-    registry = Registry(backend, folder, agent, _room(config), config.sandbox_lifetime_s)
     clock = DatabaseClock()
     host_id = f"{socket.gethostname()}/{instance}"
     heartbeat = Heartbeat(
@@ -111,9 +112,9 @@ async def _serve(
         host_id=host_id,
         instance=instance,
         address=f"unix:{config.host_socket.absolute()}",
-        backend=backend.name,
+        backend=backend,
     )
-    about = {"host_id": host_id, "instance": instance, "backend": backend.name}
+    about = {"host_id": host_id, "instance": instance, "backend": backend}
     runner = web.AppRunner(
         HostApi(config, registry, clock, about).application(),
         handler_cancellation=True,  # a caller that hangs up ends its command

@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
-from sandfleet.fleet.host.asked import FENCE
+from sandfleet.fleet.host.asked import FENCE, Body
 from sandfleet.fleet.host.clock import DatabaseClock
 from sandfleet.fleet.host.command_routes import CommandRoutes, invalid
 from sandfleet.fleet.host.file_routes import FileRoutes
@@ -17,6 +17,7 @@ from sandfleet.fleet.sandbox.errors import HostUnavailable
 from sandfleet.shared import sandbox_token
 from sandfleet.shared.errors import SandfleetError
 from sandfleet.shared.settings import Settings
+from sandfleet.shared.templates import DEFAULT
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +25,12 @@ _MAX_BODY_BYTES = 16 * 1024 * 1024  # of a JSON request; file content is streame
 _CUT_OFF_S = 15.0  # without PostgreSQL for this long, no new sandbox is made
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class AcquireRequest(Body):
+    """What the run's sandbox is made from if it has none yet."""
+
+    template: str = Field(DEFAULT, max_length=63)
 
 
 class HostApi:
@@ -47,7 +54,7 @@ class HostApi:
                 web.get("/health", self._health),
                 web.put("/sandbox", self._acquire),
                 web.delete("/sandbox", self._remove),
-                *CommandRoutes(self._settings, self._registry).table(),
+                *CommandRoutes(self._registry).table(),
                 *FileRoutes(self._registry).table(),
                 *ProcessRoutes(self._registry).table(),
             ]
@@ -90,9 +97,16 @@ class HostApi:
 
     async def _acquire(self, request: web.Request) -> web.Response:
         cut_off = (self._clock.age_s() or 0) > _CUT_OFF_S
-        acquired = await self._registry.acquire(request[FENCE], may_create=not cut_off)
+        body = await request.read()
+        asked = AcquireRequest.model_validate_json(body) if body else AcquireRequest()
+        acquired = await self._registry.acquire(request[FENCE], asked.template, may_create=not cut_off)
         return web.json_response(
-            {"sandbox_id": acquired.sandbox.id, "created": acquired.created, "lost": acquired.lost}
+            {
+                "sandbox_id": acquired.sandbox.id,
+                "template": acquired.sandbox.template.name,
+                "created": acquired.created,
+                "lost": acquired.lost,
+            }
         )
 
     async def _remove(self, request: web.Request) -> web.Response:

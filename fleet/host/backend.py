@@ -7,84 +7,65 @@ from pathlib import Path
 from typing import Protocol
 
 from sandfleet.shared.ids import RunKey
-from sandfleet.shared.settings import Settings
+from sandfleet.shared.templates import Template
 
 AGENT_FOLDER = "/run/sandfleet"  # where a sandbox finds its agent and the socket to dial
 AGENT_NAME = "agent"  # of the folder in it that is the agent
 AGENT_ARGUMENTS = ("-I", "-S", f"{AGENT_FOLDER}/{AGENT_NAME}", f"{AGENT_FOLDER}/agent.sock")
 WORKSPACE, TMP, SHM = "/workspace", "/tmp", "/dev/shm"  # noqa: S108 - the writable mounts of a sandbox
-_INODES = 65_536  # of the workspace; bounds kernel memory that empty files take
-_TMP_BYTES = 64 * 1024 * 1024
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What one sandbox may use up. Sizes in bytes; the writable mounts count into ``memory``."""
+def environment(template: Template) -> dict[str, str]:
+    """The template's variables, after those that tell programs how many CPUs they have.
 
-    memory: int
-    cpus: float
-    pids: int
-    workspace: int
-    tmp: int
-    inodes: int
+    The kernel shows them those of the machine. ``nproc`` itself and OpenMP read the first, then OpenBLAS, Go, Rust's
+    rayon and Python 3.13.
+    """
+    cpus = str(max(1, math.ceil(template.cpus)))
+    names = (
+        "OMP_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "GOMAXPROCS",
+        "RAYON_NUM_THREADS",
+        "PYTHON_CPU_COUNT",
+    )
+    return {**dict.fromkeys(names, cpus), **template.env}
 
-    @classmethod
-    def of(cls, settings: Settings) -> "Limits":
-        return cls(
-            memory=settings.sandbox_memory_bytes,
-            cpus=settings.sandbox_cpus,
-            pids=settings.sandbox_pids,
-            workspace=settings.sandbox_workspace_bytes,
-            tmp=min(_TMP_BYTES, settings.sandbox_workspace_bytes),
-            inodes=_INODES,
-        )
 
-    def environment(self) -> dict[str, str]:
-        """Variables that tell programs how many CPUs they have: the kernel shows them those of the machine.
+def kernel_files(template: Template) -> dict[str, str]:
+    """What the kernel would say of this much memory and these CPUs, by the path of its file.
 
-        ``nproc`` itself and OpenMP read the first, then OpenBLAS, Go, Rust's rayon and Python 3.13.
-        """
-        cpus = str(max(1, math.ceil(self.cpus)))
-        names = (
-            "OMP_NUM_THREADS",
-            "OPENBLAS_NUM_THREADS",
-            "GOMAXPROCS",
-            "RAYON_NUM_THREADS",
-            "PYTHON_CPU_COUNT",
-        )
-        return dict.fromkeys(names, cpus)
-
-    def kernel_files(self) -> dict[str, str]:
-        """What the kernel would say of this much memory and these CPUs, by the path of its file.
-
-        The C library counts CPUs in the second, ``free`` reads the first. All memory is shown as free: the numbers
-        stand still, but the machine's own would promise what the limit refuses.
-        """
-        kib = self.memory // 1024
-        values = {"MemTotal": kib, "MemFree": kib, "MemAvailable": kib}
-        empty = ("Buffers", "Cached", "SwapCached", "SwapTotal", "SwapFree", "Shmem", "SReclaimable")
-        values.update(dict.fromkeys(empty, 0))
-        meminfo = "".join(f"{name + ':':<16}{value:>8} kB\n" for name, value in values.items())
-        last = max(1, math.ceil(self.cpus)) - 1
-        return {
-            "/proc/meminfo": meminfo,
-            "/sys/devices/system/cpu/online": f"0-{last}\n" if last else "0\n",
-        }
+    The C library counts CPUs in the second, ``free`` reads the first. All memory is shown as free: the numbers
+    stand still, but the machine's own would promise what the limit refuses.
+    """
+    kib = template.memory // 1024
+    values = {"MemTotal": kib, "MemFree": kib, "MemAvailable": kib}
+    empty = ("Buffers", "Cached", "SwapCached", "SwapTotal", "SwapFree", "Shmem", "SReclaimable")
+    values.update(dict.fromkeys(empty, 0))
+    meminfo = "".join(f"{name + ':':<16}{value:>8} kB\n" for name, value in values.items())
+    last = max(1, math.ceil(template.cpus)) - 1
+    return {
+        "/proc/meminfo": meminfo,
+        "/sys/devices/system/cpu/online": f"0-{last}\n" if last else "0\n",
+    }
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What to start: the sandbox's id, its run, and the folder on this machine that it sees as AGENT_FOLDER."""
+    """What to start: the sandbox's id, its run, the folder on this machine that it sees as AGENT_FOLDER, its template."""
 
     sandbox_id: str
     key: RunKey
     folder: Path
+    template: Template
 
 
 class Backend(Protocol):
     """Starts and ends isolated processes whose PID 1 is the agent. Handles are opaque to the caller."""
 
     name: str
+    refused: dict[str, str]
+    """Templates that sandboxes cannot be made of here, and why, in words; known once it is open."""
 
     async def open(self) -> None:
         """Check that sandboxes can be started here. Raises SandfleetError with what to do about it."""

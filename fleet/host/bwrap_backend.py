@@ -12,8 +12,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from sandfleet.fleet.host.backend import AGENT_ARGUMENTS, AGENT_FOLDER, SHM, TMP, WORKSPACE, Launch, Limits
+from sandfleet.fleet.host.backend import (
+    AGENT_ARGUMENTS,
+    AGENT_FOLDER,
+    SHM,
+    TMP,
+    WORKSPACE,
+    Launch,
+    environment,
+)
 from sandfleet.shared.errors import SandfleetError
+from sandfleet.shared.templates import DEFAULT, Template, Templates
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +42,9 @@ class BwrapBackend:
 
     name = "bwrap"
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self, templates: Templates) -> None:
+        self.refused: dict[str, str] = {}
+        self._templates = templates.templates
         self._processes: dict[str, _Process] = {}
 
     async def open(self) -> None:
@@ -43,7 +53,7 @@ class BwrapBackend:
                 "bwrap is not installed: install bubblewrap, or use SANDFLEET_SANDBOX=docker."
             )
         trial = await asyncio.create_subprocess_exec(
-            "bwrap", *self._isolation(), "true",
+            "bwrap", *_isolation(self._templates[DEFAULT]), "true",
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         _, complaint = await trial.communicate()
@@ -57,55 +67,22 @@ class BwrapBackend:
             "their memory is limited per process, and their CPU is not limited"
         )
 
-    def _isolation(self) -> list[str]:
-        arguments = [
-            "--unshare-pid",
-            "--unshare-net",
-            "--unshare-ipc",
-            "--unshare-uts",
-            "--unshare-cgroup-try",
-        ]
-        if os.getuid() != 0:
-            arguments += ["--unshare-user", "--uid", str(_INSIDE_UID), "--gid", str(_INSIDE_UID)]
-        arguments += ["--die-with-parent", "--as-pid-1", "--hostname", "sandbox", "--clearenv"]
-        arguments += ["--setenv", "PATH", f"{os.path.dirname(_python())}:/usr/local/bin:/usr/bin:/bin"]
-        for name, value in self._limits.environment().items():
-            arguments += ["--setenv", name, value]
-        arguments += ["--ro-bind", "/usr", "/usr"]
-        for name in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
-            if os.path.islink(name):
-                arguments += ["--symlink", os.readlink(name), name]
-            else:
-                arguments += ["--ro-bind-try", name, name]
-        for name in ("/etc/alternatives", "/etc/ld.so.cache"):
-            arguments += ["--ro-bind-try", name, name]
-        prefix = os.path.realpath(sys.base_prefix)
-        if not prefix.startswith("/usr"):
-            arguments += ["--ro-bind", prefix, prefix]
-        arguments += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
-        for path, size in (
-            (SHM, self._limits.tmp),
-            (TMP, self._limits.tmp),
-            (WORKSPACE, self._limits.workspace),
-        ):
-            arguments += ["--perms", "1777", "--size", str(size), "--tmpfs", path]
-        return [*arguments, "--chdir", WORKSPACE]
-
     async def sweep(self, alive: Callable[[], set[str]]) -> None:
         return  # sandboxes die with the process that started them
 
     async def create(self, launch: Launch) -> str:
+        template = launch.template
         uid = _UID_FIRST + secrets.randbelow(_UID_COUNT) if os.getuid() == 0 else _INSIDE_UID
         (launch.folder / "passwd").write_text(f"sandbox:x:{uid}:{uid}:sandbox:/workspace:/bin/sh\n")
         reader, writer = os.pipe()
         try:
             bwrap = await asyncio.create_subprocess_exec(
-                "bwrap", *self._isolation(),
+                "bwrap", *_isolation(template),
                 "--ro-bind", str(launch.folder), AGENT_FOLDER,
                 "--ro-bind", str(launch.folder / "passwd"), "/etc/passwd",
                 "--remount-ro", "/", "--info-fd", str(writer), "--",
-                "prlimit", f"--nproc={self._limits.pids}", f"--data={self._limits.memory}", "--core=0",
-                "--nofile=4096", "--", _python(), *AGENT_ARGUMENTS,
+                "prlimit", f"--nproc={template.pids}", f"--data={template.memory}", "--core=0",
+                f"--nofile={template.open_files}", "--", _python(), *AGENT_ARGUMENTS,
                 *([str(uid), str(uid)] if os.getuid() == 0 else []),
                 pass_fds=(writer,), stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
@@ -158,6 +135,41 @@ class BwrapBackend:
 
     async def close(self) -> None:
         return
+
+
+def _isolation(template: Template) -> list[str]:
+    arguments = [
+        "--unshare-pid",
+        "--unshare-net",
+        "--unshare-ipc",
+        "--unshare-uts",
+        "--unshare-cgroup-try",
+    ]
+    if os.getuid() != 0:
+        arguments += ["--unshare-user", "--uid", str(_INSIDE_UID), "--gid", str(_INSIDE_UID)]
+    arguments += ["--die-with-parent", "--as-pid-1", "--hostname", "sandbox", "--clearenv"]
+    arguments += ["--setenv", "PATH", f"{os.path.dirname(_python())}:/usr/local/bin:/usr/bin:/bin"]
+    for name, value in environment(template).items():
+        arguments += ["--setenv", name, value]
+    arguments += ["--ro-bind", "/usr", "/usr"]
+    for name in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
+        if os.path.islink(name):
+            arguments += ["--symlink", os.readlink(name), name]
+        else:
+            arguments += ["--ro-bind-try", name, name]
+    for name in ("/etc/alternatives", "/etc/ld.so.cache"):
+        arguments += ["--ro-bind-try", name, name]
+    prefix = os.path.realpath(sys.base_prefix)
+    if not prefix.startswith("/usr"):
+        arguments += ["--ro-bind", prefix, prefix]
+    arguments += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
+    for path, size in (
+        (SHM, template.tmp),
+        (TMP, template.tmp),
+        (WORKSPACE, template.workspace),
+    ):
+        arguments += ["--perms", "1777", "--size", str(size), "--tmpfs", path]
+    return [*arguments, "--chdir", WORKSPACE]
 
 
 def _python() -> str:

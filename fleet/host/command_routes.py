@@ -15,7 +15,7 @@ from sandfleet.fleet.host.asked import Argument, Body, TerminalSize, sandbox_of
 from sandfleet.fleet.host.registry import Registry
 from sandfleet.fleet.host.sandbox import Event
 from sandfleet.shared.errors import InvalidRequest, SandfleetError
-from sandfleet.shared.settings import Settings
+from sandfleet.shared.templates import Template
 
 _MAX_MESSAGE_BYTES = 1024 * 1024  # of a websocket
 _HEARTBEAT_S = 20.0  # a client that is gone without a word is noticed after about one and a half of these
@@ -70,30 +70,31 @@ class Resize(Body):
 _CONTROL: TypeAdapter[EndOfInput | Resize] = TypeAdapter(EndOfInput | Resize)
 
 
+def _limited(asked: ExecRequest | AttachRequest, template: Template) -> dict[str, Any]:
+    timeout_s = asked.timeout_s or template.command_timeout_s
+    return {
+        **asked.spec(),
+        "timeout_s": min(timeout_s, template.lifetime_s),
+        "output_bytes": template.output,
+    }
+
+
 class CommandRoutes:
     """``/sandbox/exec`` and ``/sandbox/attach``."""
 
-    def __init__(self, settings: Settings, registry: Registry) -> None:
-        self._settings = settings
+    def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
     def table(self) -> list[web.RouteDef]:
         """The routes."""
         return [web.post("/sandbox/exec", self._exec), web.get("/sandbox/attach", self._attach)]
 
-    def _limited(self, asked: ExecRequest | AttachRequest) -> dict[str, Any]:
-        settings = self._settings
-        timeout_s = asked.timeout_s or settings.sandbox_command_timeout_s
-        return {
-            **asked.spec(),
-            "timeout_s": min(timeout_s, settings.sandbox_lifetime_s),
-            "output_bytes": settings.sandbox_output_bytes,
-        }
-
     async def _exec(self, request: web.Request) -> web.StreamResponse:
         asked = ExecRequest.model_validate_json(await request.read())
         sandbox, fence = sandbox_of(self._registry, request)
-        async with contextlib.aclosing(sandbox.exec(fence, self._limited(asked), asked.stdin)) as events:
+        async with contextlib.aclosing(
+            sandbox.exec(fence, _limited(asked, sandbox.template), asked.stdin)
+        ) as events:
             return await _stream_events(request, events)
 
     async def _attach(self, request: web.Request) -> web.StreamResponse:
@@ -117,7 +118,7 @@ class CommandRoutes:
         except (TypeError, TimeoutError) as error:
             raise InvalidRequest("The first message must be the command, as JSON text.") from error
         sandbox, fence = sandbox_of(self._registry, request)
-        spec = {**self._limited(asked), "stdin": asked.stdin}
+        spec = {**_limited(asked, sandbox.template), "stdin": asked.stdin}
         async with sandbox.command(fence, spec) as command:
             await _say(socket, {"event": "started"})
             hearing = asyncio.create_task(_hear(socket, command))

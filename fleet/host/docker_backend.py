@@ -8,14 +8,25 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from sandfleet.fleet.host.backend import AGENT_ARGUMENTS, AGENT_FOLDER, SHM, TMP, WORKSPACE, Launch, Limits
+from sandfleet.fleet.host.backend import (
+    AGENT_ARGUMENTS,
+    AGENT_FOLDER,
+    SHM,
+    TMP,
+    WORKSPACE,
+    Launch,
+    environment,
+    kernel_files,
+)
 from sandfleet.fleet.host.engine import Engine, EngineError
 from sandfleet.shared.errors import SandfleetError
+from sandfleet.shared.templates import DEFAULT, Template, Templates
 
 logger = logging.getLogger(__name__)
 
 LABEL = "sandfleet"
 INSTANCE_LABEL = "sandfleet.instance"
+TEMPLATE_LABEL = "sandfleet.template"
 _FULL = 0.95  # of the memory limit: beside it the kernel takes and gives back a few MiB all the time
 _SHM_BYTES = 64 * 1024 * 1024
 # Kernel limits such as inotify instances or pending signals count per user id on the whole machine, so each sandbox
@@ -30,33 +41,25 @@ class DockerBackend:
 
     name = "docker"
 
-    def __init__(
-        self, docker_host: str, image: str, limits: Limits, instance: str, runtime: str = ""
-    ) -> None:
+    def __init__(self, docker_host: str, templates: Templates, instance: str) -> None:
+        self.refused: dict[str, str] = {}
         self._engine = Engine(docker_host)
-        self._image = image
-        self._limits = limits
+        self._templates = templates.templates
         self._instance = instance
-        self._runtime = runtime
-        # Another runtime than runc has a kernel of its own, which knows the limits.
-        self._kernel_files = limits.kernel_files() if runtime in ("", "runc") else {}
+        self._made: dict[str, Template] = {}  # of the sandboxes that there are, by handle
         self._uids = (_UID_FIRST, _UID_COUNT)
 
     async def open(self) -> None:
-        limits = self._limits
-        if limits.workspace + limits.tmp >= limits.memory:
-            raise SandfleetError(
-                "SANDFLEET_SANDBOX_MEMORY_BYTES must exceed the workspace and 64 MiB for /tmp: both are in memory."
-            )
         await self._engine.__aenter__()
-        if await self._engine.image(self._image) is None:
-            raise SandfleetError(
-                f"The engine has no image {self._image}. Build it: "
-                f"python -m sandfleet.fleet.host.base_image --tag {self._image}"
-            )
         info = await self._engine.call("GET", "/info")
         if any(option in ("name=userns", "name=rootless") for option in info.get("SecurityOptions") or ()):
             self._uids = (_MAPPED_UID_FIRST, _MAPPED_UID_COUNT)
+        image = self._templates[DEFAULT].image
+        if await self._engine.image(image) is None:
+            raise SandfleetError(
+                f"The engine has no image {image}. Build it: "
+                f"python -m sandfleet.fleet.host.base_image --tag {image}"
+            )
 
     async def sweep(self, alive: Callable[[], set[str]]) -> None:
         found = await self._engine.containers(f"{LABEL}=1", f"{INSTANCE_LABEL}={self._instance}")
@@ -72,21 +75,25 @@ class DockerBackend:
         for file, kind in (("passwd", f"x:{uid}:{uid}:sandbox:/workspace:/bin/sh"), ("group", f"x:{uid}:")):
             root = "root:x:0:0:root:/root:/bin/sh" if file == "passwd" else "root:x:0:"
             (launch.folder / file).write_text(f"{root}\nsandbox:{kind}\n")
-        for path, content in self._kernel_files.items():
+        template = launch.template
+        # Another runtime than runc has a kernel of its own, which knows the limits.
+        shown = kernel_files(template) if template.runtime in ("", "runc") else {}
+        for path, content in shown.items():
             (launch.folder / Path(path).name).write_text(content)
         try:
             await self._engine.call(
-                "POST", "/containers/create", params={"name": name}, body=self._container(launch, uid)
+                "POST", "/containers/create", params={"name": name}, body=self._container(launch, uid, shown)
             )
             await self._engine.call("POST", f"/containers/{name}/start")
         except BaseException:
             with suppress(SandfleetError):
                 await self._engine.remove_container(name)
             raise
+        self._made[name] = template
         return name
 
-    def _container(self, launch: Launch, uid: int) -> dict[str, Any]:
-        limits = self._limits
+    def _container(self, launch: Launch, uid: int, shown: dict[str, str]) -> dict[str, Any]:
+        limits = launch.template
         mount = f"rw,nosuid,nodev,uid={uid},gid={uid},mode=0700"
         host: dict[str, Any] = {
             "AutoRemove": True,  # the agent ends when its host dies, and then nothing is left
@@ -96,7 +103,7 @@ class DockerBackend:
                 f"{launch.folder}:{AGENT_FOLDER}:ro",
                 f"{launch.folder}/passwd:/etc/passwd:ro",
                 f"{launch.folder}/group:/etc/group:ro",
-                *(f"{launch.folder}/{Path(path).name}:{path}:ro" for path in self._kernel_files),
+                *(f"{launch.folder}/{Path(path).name}:{path}:ro" for path in shown),
             ],
             "Tmpfs": {
                 WORKSPACE: f"{mount},exec,size={limits.workspace},nr_inodes={limits.inodes}",
@@ -116,24 +123,25 @@ class DockerBackend:
             "RestartPolicy": {"Name": "no"},
             "Ulimits": [
                 {"Name": "core", "Soft": 0, "Hard": 0},
-                {"Name": "nofile", "Soft": 4096, "Hard": 4096},
+                {"Name": "nofile", "Soft": limits.open_files, "Hard": limits.open_files},
             ],
         }
-        if self._runtime:
-            host["Runtime"] = self._runtime
+        if limits.runtime:
+            host["Runtime"] = limits.runtime
         return {
-            "Image": self._image,
+            "Image": limits.image,
             "Entrypoint": ["python3", *AGENT_ARGUMENTS],
             "Cmd": [],
             "User": f"{uid}:{uid}",
             "WorkingDir": WORKSPACE,
-            "Env": [f"{name}={value}" for name, value in limits.environment().items()],
+            "Env": [f"{name}={value}" for name, value in environment(limits).items()],
             "Hostname": "sandbox",
             "StopSignal": "SIGKILL",
             "Healthcheck": {"Test": ["NONE"]},
             "Labels": {
                 LABEL: "1",
                 INSTANCE_LABEL: self._instance,
+                TEMPLATE_LABEL: limits.name,
                 "sandfleet.tenant": launch.key.tenant,
                 "sandfleet.run": str(launch.key.run_id),
             },
@@ -147,8 +155,9 @@ class DockerBackend:
                 await self._engine.call("POST", f"/containers/{handle}/{call}")
 
     async def lend_cpu(self, handle: str, *, lend: bool) -> None:
-        if self._limits.cpus < 1:
-            cpus = 1.0 if lend else self._limits.cpus
+        limits = self._made[handle]
+        if limits.cpus < 1:
+            cpus = 1.0 if lend else limits.cpus
             with suppress(SandfleetError):
                 await self._engine.call(
                     "POST", f"/containers/{handle}/update", body={"NanoCpus": int(cpus * 1e9)}
@@ -156,17 +165,19 @@ class DockerBackend:
 
     async def exhausted(self, handle: str) -> str | None:
         once = {"stream": "false", "one-shot": "true"}
+        limit = self._made[handle].memory
         with suppress(SandfleetError):
             stats = await self._engine.call("GET", f"/containers/{handle}/stats", params=once)
-            if stats["memory_stats"].get("usage", 0) >= _FULL * self._limits.memory:
-                return f"memory ({self._limits.memory // 2**20} MiB)"
+            if stats["memory_stats"].get("usage", 0) >= _FULL * limit:
+                return f"memory ({limit // 2**20} MiB)"
         return None
 
     async def destroy(self, handle: str) -> None:
         await self._engine.remove_container(handle)
+        self._made.pop(handle, None)
 
     async def why(self, handle: str) -> str:
-        memory = f"its memory limit of {self._limits.memory // 2**20} MiB"
+        memory = f"its memory limit of {self._made[handle].memory // 2**20} MiB"
         for _ in range(20):
             try:
                 state = (await self._engine.call("GET", f"/containers/{handle}/json"))["State"]

@@ -21,6 +21,7 @@ from sandfleet.fleet.host.backend import Backend
 from sandfleet.fleet.host.sandbox import Sandbox
 from sandfleet.shared.ids import Fence, RunKey
 from sandfleet.shared.settings import settings
+from sandfleet.shared.templates import DEFAULT, read_templates
 
 _LIMIT_S = 0.5
 _COMMANDS = {
@@ -41,7 +42,9 @@ def _agent_files(root: Path) -> AgentFiles:
 @contextlib.asynccontextmanager
 async def _sandbox(backend: Backend, folder: Path, agent: AgentFiles) -> AsyncIterator[tuple[Sandbox, Fence]]:
     fence = Fence(RunKey("measure", "measure", uuid.uuid4()), 1)
-    sandbox = await Sandbox.launch(backend, fence.key, folder, agent)
+    sandbox = await Sandbox.launch(
+        backend, fence.key, folder, agent, read_templates(settings()).templates[DEFAULT]
+    )
     serving = asyncio.create_task(sandbox.serve())
     try:
         yield sandbox, fence
@@ -60,7 +63,7 @@ async def _inside(sandbox: Sandbox, fence: Fence, command: str) -> tuple[float, 
 
 async def measure(rounds: int) -> None:
     """Print the table."""
-    backend = make_backend(settings(), "measure")
+    backend = make_backend(settings(), read_templates(settings()), "measure")
     await backend.open()
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)

@@ -11,9 +11,17 @@ from typing import NamedTuple
 from sandfleet.fleet.host.agent_files import AgentFiles
 from sandfleet.fleet.host.backend import Backend
 from sandfleet.fleet.host.sandbox import Sandbox
-from sandfleet.fleet.sandbox.errors import HostUnavailable, NoRoom, NoSandbox, SandboxLost, StaleAttempt
+from sandfleet.fleet.sandbox.errors import (
+    HostUnavailable,
+    NoRoom,
+    NoSandbox,
+    SandboxLost,
+    StaleAttempt,
+    TemplateUnavailable,
+)
 from sandfleet.shared.errors import SandfleetError
 from sandfleet.shared.ids import Fence, RunKey
+from sandfleet.shared.templates import DEFAULT, Template, Templates
 
 logger = logging.getLogger(__name__)
 
@@ -51,13 +59,13 @@ class Registry:
     """Creates, finds and removes sandboxes. ``room`` is how many the host takes at once."""
 
     def __init__(
-        self, backend: Backend, folder: Path, agent: AgentFiles, room: int, lifetime_s: float
+        self, backend: Backend, folder: Path, agent: AgentFiles, room: int, templates: Templates
     ) -> None:
         self.room = room
         self._agent = agent
         self._backend = backend
         self._folder = folder
-        self._lifetime_s = lifetime_s
+        self._templates = templates.templates
         self._sandboxes: dict[RunKey, Sandbox] = {}
         self._creating: dict[RunKey, asyncio.Task[Sandbox]] = {}
         self._lost: dict[RunKey, _Loss] = {}
@@ -105,10 +113,11 @@ class Registry:
             self._lost.pop(fence.key, None)  # who knows of the loss and comes again has accepted it
         return reason
 
-    async def acquire(self, fence: Fence, *, may_create: bool = True) -> Acquired:
-        """The run's sandbox, created if it has none. Calls at once get the same one.
+    async def acquire(self, fence: Fence, template: str = DEFAULT, *, may_create: bool = True) -> Acquired:
+        """The run's sandbox, created from the template if it has none. Calls at once get the same one.
 
-        Raises NoRoom if the host is full, HostUnavailable if there is none and ``may_create`` is false.
+        Raises NoRoom if the host is full, HostUnavailable if there is none and ``may_create`` is false, and
+        TemplateUnavailable if this host cannot make sandboxes of the template.
         """
         key = fence.key
         if sandbox := self._sandboxes.get(key):
@@ -121,7 +130,9 @@ class Registry:
                 )
             if len(self) >= self.room:
                 raise NoRoom(f"This host has its {self.room} sandboxes; try again when one has ended.")
-            creation = asyncio.create_task(self._create(key), name=f"create sandbox for {key.run_id}")
+            creation = asyncio.create_task(
+                self._create(key, self._template(template)), name=f"create sandbox for {key.run_id}"
+            )
             creation.add_done_callback(
                 lambda task: task.cancelled() or task.exception()
             )  # maybe nobody waits
@@ -129,10 +140,22 @@ class Registry:
         sandbox = await asyncio.shield(creation)
         return Acquired(sandbox, created, self._tell_or_forget(fence))
 
-    async def _create(self, key: RunKey) -> Sandbox:
+    def _template(self, name: str) -> Template:
+        template = self._templates.get(name)
+        if template is None:
+            known = ", ".join(sorted(self._templates))
+            raise TemplateUnavailable(
+                f"This sandbox host has no template {name!r}, only {known}: give it the same sandfleet.toml as the "
+                "executors, and start it again."
+            )
+        if reason := self._backend.refused.get(name):
+            raise TemplateUnavailable(reason)
+        return template
+
+    async def _create(self, key: RunKey, template: Template) -> Sandbox:
         start = time.monotonic()
         try:
-            sandbox = await Sandbox.launch(self._backend, key, self._folder, self._agent)
+            sandbox = await Sandbox.launch(self._backend, key, self._folder, self._agent, template)
         finally:
             del self._creating[key]
         self._sandboxes[key] = sandbox
@@ -182,11 +205,16 @@ class Registry:
         for number in itertools.count(1):
             await asyncio.sleep(_TEND_EVERY_S)
             now = time.monotonic()
-            for key in [key for key, s in self._sandboxes.items() if now - s.born > self._lifetime_s]:
+            over = {
+                key: s.template.lifetime_s
+                for key, s in self._sandboxes.items()
+                if now - s.born > s.template.lifetime_s
+            }
+            for key, lifetime_s in over.items():
                 logger.warning("sandbox beyond its lifetime", extra={"run": str(key.run_id)})
                 await self.remove(key)
                 self._lost[key] = _Loss(
-                    f"The sandbox was lost: it reached its lifetime of {self._lifetime_s:.0f} s."
+                    f"The sandbox was lost: it reached its lifetime of {lifetime_s:.0f} s."
                 )
             for sandbox in list(self._doomed):
                 await self._destroy(sandbox)

@@ -21,6 +21,7 @@ from sandfleet.fleet.sandbox.errors import HostUnavailable, OperationRefused, St
 from sandfleet.fleet.sandbox_agent import wire
 from sandfleet.shared.errors import SandboxError, SandfleetError
 from sandfleet.shared.ids import Fence, RunKey
+from sandfleet.shared.templates import Template
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class Sandbox:
     def __init__(self, launch: Launch, backend: Backend, handle: str, link: AgentLink) -> None:
         self.id = launch.sandbox_id
         self.key = launch.key
+        self.template = launch.template
         self.born = time.monotonic()
         self._backend = backend
         self._handle = handle
@@ -54,11 +56,13 @@ class Sandbox:
         self._removing = False
 
     @classmethod
-    async def launch(cls, backend: Backend, key: RunKey, root: Path, agent: AgentFiles) -> "Sandbox":
+    async def launch(
+        cls, backend: Backend, key: RunKey, root: Path, agent: AgentFiles, template: Template
+    ) -> "Sandbox":
         """Start a sandbox with its folder under ``root``. Nothing is left behind when it raises."""
         sandbox_id = secrets.token_hex(8)
         folder = root / sandbox_id
-        launch = Launch(sandbox_id, key, folder)
+        launch = Launch(sandbox_id, key, folder, template)
         folder.mkdir(mode=0o755, parents=True)
         handle: str | None = None
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -13,6 +13,7 @@ from sandfleet.fleet.sandbox.attached import AttachedCommand
 from sandfleet.fleet.sandbox.errors import HostAway, HostUnavailable, StaleAttempt, from_host
 from sandfleet.shared.errors import SandboxError, SandfleetError
 from sandfleet.shared.sandbox_token import SandboxTokenInvalid
+from sandfleet.shared.templates import DEFAULT
 
 _CONNECT_TIMEOUT_S = 5.0
 _ANSWER_TIMEOUT_S = 120.0
@@ -33,9 +34,12 @@ class SandboxClient:
         self._socket = socket
         self._session: aiohttp.ClientSession | None = None  # made at first use, on the loop that uses it
 
-    async def acquire(self, token: str) -> dict[str, Any]:
-        """Create or get the run's sandbox: ``sandbox_id``, ``created``, and ``lost`` with why a previous one ended."""
-        return await self.call("PUT", "/sandbox", token)
+    async def acquire(self, token: str, template: str = DEFAULT) -> dict[str, Any]:
+        """Get the run's sandbox, created from ``template`` if it has none.
+
+        Gives ``sandbox_id``, ``template``, ``created``, and ``lost`` with why a previous one ended.
+        """
+        return await self.call("PUT", "/sandbox", token, json={"template": template})
 
     async def remove(self, token: str) -> None:
         """Remove the run's sandbox, in the background; without one this does nothing."""

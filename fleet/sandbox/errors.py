@@ -35,6 +35,13 @@ class NoRoom(HostUnavailable):
     code = "no_room"
 
 
+class TemplateUnavailable(SandboxError):
+    """The host cannot make sandboxes of the template that the run was given; the message says why."""
+
+    code = "template_unavailable"
+    status = 422
+
+
 class SandboxBusy(SandboxError):
     """Too many operations at once in one sandbox."""
 
@@ -73,6 +80,7 @@ _KINDS: dict[str, type[SandfleetError]] = {
         SandboxLost,
         SandboxTokenExpired,
         StaleAttempt,
+        TemplateUnavailable,
     )
 }
 

@@ -14,9 +14,10 @@ from sandfleet.fleet.sandbox.client import SandboxClient
 from sandfleet.fleet.sandbox.errors import HostAway, HostUnavailable, NoSandbox, SandboxLost
 from sandfleet.fleet.sandbox.files import SandboxFiles
 from sandfleet.fleet.sandbox.processes import SandboxProcesses
-from sandfleet.shared.errors import SandfleetError
+from sandfleet.shared.errors import SandboxError, SandfleetError
 from sandfleet.shared.ids import Fence
 from sandfleet.shared.sandbox_token import SandboxTokenExpired
+from sandfleet.shared.templates import DEFAULT
 
 _HOST_PATIENCE_S = 5.0  # a host that restarts or is full for a moment costs a pause, not a failed tool call
 _HOST_PAUSE_S = 0.25
@@ -63,8 +64,18 @@ class RunSandbox:
         self._acquired = False
         self._used = False
         self._lock = asyncio.Lock()
+        self._template = DEFAULT
         self.files = SandboxFiles(self._use, client)
         self.processes = SandboxProcesses(self._use, client)
+
+    def choose_template(self, name: str) -> None:
+        """Make the run's sandbox from this template of ``sandfleet.toml``; for graphs, before they first use it.
+
+        A run that has a sandbox already, of an earlier attempt say, keeps it. Raises SandboxError after the first use.
+        """
+        if self._used and name != self._template:
+            raise SandboxError("The template of a sandbox can be chosen before its first use only.")
+        self._template = name
 
     async def exec(
         self,
@@ -197,7 +208,7 @@ class RunSandbox:
         while True:
             self._used = True  # also when the answer is lost
             try:
-                acquired = await self._signed_once(self._client.acquire)
+                acquired = await self._signed_once(lambda token: self._client.acquire(token, self._template))
             except HostUnavailable:
                 if time.monotonic() > patient_until:
                     raise

@@ -19,6 +19,7 @@ from sandfleet.fleet.executor.publisher import Publisher
 from sandfleet.fleet.sandbox.client import SandboxClient
 from sandfleet.shared.ids import RunKey
 from sandfleet.shared.store.claims import claim
+from sandfleet.shared.templates import read_templates
 from tests.streams.world import World, open_world
 
 
@@ -55,6 +56,7 @@ class Executor:
             self.publisher,
             self.sandboxes,
             LedgerLinks(self.world.database_url, self.writer, self.world.pool),
+            read_templates(self.world.settings),
         )
         run = replace(run, kwargs={"input": {}, **kwargs})
         return Execution(run, Lease(time.monotonic() + 3600), services)

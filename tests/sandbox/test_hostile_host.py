@@ -16,12 +16,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from sandfleet.fleet.host.agent_files import AgentFiles
-from sandfleet.fleet.host.backend import AGENT_NAME, Launch, Limits
+from sandfleet.fleet.host.backend import AGENT_NAME, Launch
 from sandfleet.fleet.host.bwrap_backend import BwrapBackend
 from sandfleet.fleet.sandbox_agent import wire
 from sandfleet.shared.ids import RunKey
 from sandfleet.shared.settings import Settings
+from sandfleet.shared.templates import DEFAULT, read_templates
 
+TEMPLATES = read_templates(Settings())
 KEY = RunKey("acme", "ada", uuid.uuid4())
 HELLO = wire.pack(wire.HELLO, 0, json.dumps({"protocol": wire.NEWEST}).encode())
 RULE_BROKEN = 3  # the agent's exit status
@@ -33,7 +35,7 @@ async def agent(folder: Path):
     folder.mkdir(mode=0o755)
     folder.chmod(0o755)
     folder.parent.chmod(0o755)
-    backend = BwrapBackend(Limits.of(Settings()))
+    backend = BwrapBackend(TEMPLATES)
     AgentFiles(folder.parent / "agent").place(folder / AGENT_NAME)
     listener = socket.socket(socket.AF_UNIX)
     directory = os.open(folder, os.O_PATH)
@@ -42,7 +44,7 @@ async def agent(folder: Path):
     (folder / "agent.sock").chmod(0o666)
     listener.listen(1)
     listener.setblocking(False)
-    handle = await backend.create(Launch("one", KEY, folder))
+    handle = await backend.create(Launch("one", KEY, folder, TEMPLATES.templates[DEFAULT]))
     try:
         async with asyncio.timeout(30):
             connection, _ = await asyncio.get_running_loop().sock_accept(listener)

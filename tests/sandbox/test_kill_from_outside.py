@@ -13,7 +13,6 @@ import pytest
 from sandfleet.fleet import sandbox_agent
 from sandfleet.fleet.host import sandbox as sandbox_module
 from sandfleet.fleet.host.agent_files import AgentFiles
-from sandfleet.fleet.host.backend import Limits
 from sandfleet.fleet.host.bwrap_backend import BwrapBackend
 from sandfleet.fleet.host.docker_backend import DockerBackend
 from sandfleet.fleet.host.engine import Engine
@@ -21,7 +20,10 @@ from sandfleet.fleet.host.sandbox import Sandbox
 from sandfleet.fleet.sandbox.errors import SandboxLost
 from sandfleet.shared.ids import Fence, RunKey
 from sandfleet.shared.settings import Settings
+from sandfleet.shared.templates import DEFAULT, read_templates
 from tests.sandbox.inside import FILL_MEMORY, UNTIL_ONE_IS_KILLED
+
+TEMPLATES = read_templates(Settings())
 
 
 @asynccontextmanager
@@ -30,7 +32,11 @@ async def launched(backend, folder, source=Path(sandbox_agent.__file__).parent):
     await backend.open()
     fence = Fence(RunKey("acme", "ada", uuid.uuid4()), 1)
     sandbox = await Sandbox.launch(
-        backend, fence.key, folder / "sandboxes", AgentFiles(folder / "agent", source)
+        backend,
+        fence.key,
+        folder / "sandboxes",
+        AgentFiles(folder / "agent", source),
+        TEMPLATES.templates[DEFAULT],
     )
     serving = asyncio.create_task(sandbox.serve())
 
@@ -55,7 +61,7 @@ async def test_what_the_agent_gives_up_on_goes_with_its_sandbox(tmp_path):
     source = shutil.copytree(Path(sandbox_agent.__file__).parent, tmp_path / "source")
     with (source / "tree.py").open("a") as module:
         module.write("\n\nos.kill = lambda *_: None\nUNKILLABLE_S = 0.2\n")
-    async with launched(BwrapBackend(Limits.of(Settings())), tmp_path, source) as (_, run):
+    async with launched(BwrapBackend(TEMPLATES), tmp_path, source) as (_, run):
         for _ in range(2):
             with pytest.raises(SandboxLost, match="a command in it could not be killed"):
                 await run("sleep 300", timeout_s=0.1)
@@ -64,9 +70,7 @@ async def test_what_the_agent_gives_up_on_goes_with_its_sandbox(tmp_path):
 async def test_a_sandbox_killed_with_its_memory_full_says_so(engine, tmp_path, monkeypatch):
     """Red when the reason is only that a command could not be killed: a user would look for a stuck program."""
     monkeypatch.setattr(sandbox_module, "_KILL_TIMEOUT_S", 0.5)
-    backend = DockerBackend(
-        engine, "sandfleet-sandbox", Limits.of(Settings()), f"test-{uuid.uuid4().hex[:12]}"
-    )
+    backend = DockerBackend(engine, TEMPLATES, f"test-{uuid.uuid4().hex[:12]}")
     async with launched(backend, tmp_path) as (sandbox, run), Engine(engine) as docker:
         assert (await run(f"{FILL_MEMORY}{UNTIL_ONE_IS_KILLED}", timeout_s=600))["out_of_memory"]
         container = await docker.call("GET", f"/containers/{sandbox._handle}/json")

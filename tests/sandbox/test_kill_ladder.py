@@ -13,7 +13,6 @@ import pytest
 
 from sandfleet.fleet import sandbox_agent
 from sandfleet.fleet.host.agent_files import AgentFiles
-from sandfleet.fleet.host.backend import Limits
 from sandfleet.fleet.host.bwrap_backend import BwrapBackend
 from sandfleet.fleet.host.engine import Engine
 from sandfleet.fleet.host.sandbox import Sandbox
@@ -21,6 +20,7 @@ from sandfleet.fleet.sandbox.client import SandboxClient
 from sandfleet.fleet.sandbox.errors import SandboxLost
 from sandfleet.shared.ids import Fence, RunKey
 from sandfleet.shared.settings import Settings
+from sandfleet.shared.templates import DEFAULT, read_templates
 from tests.sandbox.conftest import containers
 from tests.sandbox.inside import FILL_MEMORY, UNTIL_ONE_IS_KILLED, command_lines, sleepers
 from tests.waiting import eventually
@@ -37,6 +37,9 @@ STUBBORN = {
     "a daemon without a trace": "(env -i setsid sleep 300 </dev/null >/dev/null 2>&1 &) ; sleep 301",
     "a stopped child": "sleep 300 & kill -STOP $!; wait",
 }
+
+
+TEMPLATES = read_templates(Settings())
 
 
 @pytest.mark.parametrize("command", STUBBORN.values(), ids=STUBBORN.keys())
@@ -108,10 +111,12 @@ async def test_what_the_tree_kill_cannot_get_everything_else_goes_with(tmp_path)
     source = shutil.copytree(Path(sandbox_agent.__file__).parent, tmp_path / "source")
     with (source / "tree.py").open("a") as module:
         module.write("\n\nTree.members = lambda self: (set(), False)\n")
-    backend = BwrapBackend(Limits.of(Settings()))
+    backend = BwrapBackend(TEMPLATES)
     fence = Fence(RunKey("acme", "ada", uuid.uuid4()), 1)
     agent = AgentFiles(tmp_path / "agent", source)
-    sandbox = await Sandbox.launch(backend, fence.key, tmp_path / "sandboxes", agent)
+    sandbox = await Sandbox.launch(
+        backend, fence.key, tmp_path / "sandboxes", agent, TEMPLATES.templates[DEFAULT]
+    )
     serving = asyncio.create_task(sandbox.serve())
     try:
         spec = {"shell": "setsid sleep 300 & sleep 301", "timeout_s": 0.2, "output_bytes": 1000}

@@ -1,0 +1,235 @@
+"""Sandbox templates: what ``sandfleet.toml``, beside ``langgraph.json``, says about images, networks and limits.
+
+Without the file there is one template, ``default``, made of the settings; ``docs/templates.md`` describes the file.
+"""
+
+import re
+import tomllib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from sandfleet.shared.errors import InvalidRequest, SandfleetError
+from sandfleet.shared.settings import Settings
+
+FILE_NAME = "sandfleet.toml"
+DEFAULT = "default"
+CONFIG_KEY = "sandbox_template"
+"""Of a run's ``configurable``: the template that its caller wishes."""
+
+_TMP_BYTES = 64 * 1024 * 1024
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+_DOMAIN = re.compile(r"(\*\.)?([a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?\.)+[a-z0-9-]{2,63}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+Size = Annotated[ByteSize, Field(ge=1024)]
+
+
+class TemplatesInvalid(SandfleetError):
+    """The file with the templates cannot be used; the message names the place and what to write."""
+
+    code = "templates_invalid"
+
+
+class TemplateRefused(InvalidRequest):
+    """A run may not have the sandbox template that its caller asked for."""
+
+    code = "template_refused"
+
+
+class Template(BaseModel):
+    """What a sandbox is made of and may use up. Sizes in bytes, in the file also as ``"512MiB"``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    image: str = Field(min_length=1)
+    """An image with Python 3.9 or newer; it needs nothing else."""
+    runtime: str = ""
+    """Container runtime, e.g. ``runsc``; empty means the engine's default."""
+    network: Literal["none", "egress", "allowlist"] = "none"
+    """``none``, ``egress`` (the internet and nothing near), or ``allowlist`` (``domains``, through a proxy)."""
+    domains: tuple[str, ...] = ()
+    """Names that ``allowlist`` opens; ``*.example.com`` means all below ``example.com``, and not that itself."""
+    memory: Size
+    """Of all processes, the workspace and the other writable folders together, swap included."""
+    cpus: float = Field(gt=0)
+    pids: int = Field(ge=8)
+    """Processes and threads."""
+    workspace: Size
+    """Of /workspace, which is in memory."""
+    inodes: int = Field(65_536, ge=16)
+    """Files in the workspace: bounds the kernel's memory that empty files take."""
+    open_files: int = Field(4096, ge=64)
+    """Open files of one process."""
+    output: Size
+    """Of one command; the rest is counted and dropped."""
+    command_timeout_s: float = Field(gt=0)
+    """Time limit of a command unless the call names one."""
+    lifetime_s: float = Field(gt=0)
+    """Longest life of a sandbox."""
+    env: Mapping[str, str] = Field(default_factory=dict)
+    """Variables of every command."""
+    warm: int = Field(0, ge=0, le=1000)
+    """Sandboxes that a host keeps ready for runs to come."""
+
+    @property
+    def tmp(self) -> int:
+        """Size of /tmp in bytes."""
+        return min(_TMP_BYTES, self.workspace)
+
+    @field_validator("domains")
+    @classmethod
+    def _names(cls, domains: tuple[str, ...]) -> tuple[str, ...]:
+        lower = tuple(domain.lower() for domain in domains)
+        for domain in lower:
+            if _DOMAIN.fullmatch(domain) is None or domain.rpartition(".")[2].isdigit():
+                raise ValueError(f"{domain!r} is no domain: write names such as pypi.org or *.example.com")
+        return lower
+
+    @field_validator("env")
+    @classmethod
+    def _variables(cls, env: Mapping[str, str]) -> Mapping[str, str]:
+        for name in env:
+            if _VARIABLE.fullmatch(name) is None:
+                raise ValueError(f"{name!r} is no name of a variable")
+        return env
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.workspace + self.tmp >= self.memory:
+            raise ValueError(
+                f"memory ({self.memory} bytes) must exceed the workspace and /tmp ({self.workspace} + {self.tmp}): "
+                "both are in memory"
+            )
+        if (self.network == "allowlist") != bool(self.domains):
+            raise ValueError("network = 'allowlist' and domains need each other")
+        return self
+
+
+class GraphTemplates(BaseModel):
+    """Which template the runs of a graph get, and which others their callers may ask for."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    template: str = DEFAULT
+    choices: tuple[str, ...] = ()
+
+
+class Templates(BaseModel):
+    """All templates of a deployment by name, and what the graphs may use. ``default`` is always there."""
+
+    model_config = ConfigDict(frozen=True)
+
+    templates: Mapping[str, Template]
+    graphs: Mapping[str, GraphTemplates] = Field(default_factory=dict)
+
+    def check_graphs(self, known: Collection[str]) -> None:
+        """Raise TemplatesInvalid if the file speaks of a graph that the project does not have: a typing error."""
+        if unknown := self.graphs.keys() - known:
+            raise TemplatesInvalid(
+                f"{FILE_NAME} has [graphs.{min(unknown)}], but langgraph.json has no such graph: it has "
+                f"{', '.join(sorted(known))}."
+            )
+
+    def of_run(self, graph_id: str, wish: object = None) -> str:
+        """Name of the template for a run; ``wish`` is what its caller asked for (``configurable.sandbox_template``).
+
+        Raises TemplateRefused unless the file offers the wish for this graph.
+        """
+        rules = self.graphs.get(graph_id, GraphTemplates())
+        if wish is None or wish == rules.template:
+            return rules.template
+        if not isinstance(wish, str) or wish not in rules.choices:
+            offered = ", ".join([rules.template, *rules.choices])
+            raise TemplateRefused(
+                f"Runs of graph {graph_id!r} may not use this {CONFIG_KEY}: choose one of {offered}, or offer it in "
+                f"{FILE_NAME} ([graphs.{graph_id}] choices)."
+            )
+        return wish
+
+
+def read_templates(settings: Settings) -> Templates:
+    """The templates of ``SANDFLEET_TEMPLATES``, or of the file beside ``SANDFLEET_PROJECT``, or the default alone.
+
+    Raises TemplatesInvalid that says what is wrong with the file.
+    """
+    path = settings.templates
+    if path is None and settings.project is not None and (beside := templates_beside(settings.project)):
+        path = beside
+    if path is None:
+        return Templates(templates={DEFAULT: _default(settings)})
+    try:
+        with path.open("rb") as file:
+            return _parse(tomllib.load(file), settings)
+    except FileNotFoundError as error:
+        raise TemplatesInvalid(f"There is no {path}, which SANDFLEET_TEMPLATES names.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise TemplatesInvalid(f"{path} is not TOML: {error}") from error
+    except ValidationError as error:
+        raise TemplatesInvalid(f"{path}: {_where(error)}") from error
+    except ValueError as error:
+        raise TemplatesInvalid(f"{path}: {error}") from error
+
+
+def templates_beside(project: Path) -> Path | None:
+    """The file with the templates beside a ``langgraph.json``, if there is one."""
+    path = project.parent / FILE_NAME
+    return path if path.is_file() else None
+
+
+def _parse(data: dict[str, Any], settings: Settings) -> Templates:
+    if unknown := data.keys() - {"templates", "graphs"}:
+        raise ValueError(f"unknown table {min(unknown)!r}: only [templates.NAME] and [graphs.ID] are known")
+    given = data.get("templates", {})
+    graphs = data.get("graphs", {})
+    if not isinstance(given, dict) or not isinstance(graphs, dict):
+        raise ValueError("templates and graphs must be tables: [templates.NAME], [graphs.ID]")
+    templates = {DEFAULT: _default(settings)}
+    for name, fields in given.items():
+        if _NAME.fullmatch(name) is None:
+            raise ValueError(f"{name!r} is no name of a template: use a-z, 0-9, - and _, at most 63")
+        if not isinstance(fields, dict) or "name" in fields:
+            raise ValueError(f"[templates.{name}] must be a table without a name in it")
+        try:
+            templates[name] = Template.model_validate({**_settings(settings), "name": name, **fields})
+        except ValidationError as error:
+            raise ValueError(f"[templates.{name}] {_where(error)}") from error
+    chosen = {graph_id: GraphTemplates.model_validate(fields) for graph_id, fields in graphs.items()}
+    for graph_id, rules in chosen.items():
+        if missing := {rules.template, *rules.choices} - templates.keys():
+            raise ValueError(f"[graphs.{graph_id}] names the template {min(missing)!r}, which is not defined")
+    return Templates(templates=templates, graphs=chosen)
+
+
+def _where(error: ValidationError) -> str:
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"])
+    said = first["msg"].removeprefix("Value error, ")
+    return f"{place}: {said}" if place else said
+
+
+def _default(settings: Settings) -> Template:
+    try:
+        return Template.model_validate({**_settings(settings), "name": DEFAULT})
+    except ValidationError as error:
+        raise TemplatesInvalid(
+            f"The settings of sandboxes (SANDFLEET_SANDBOX_MEMORY_BYTES and its like) cannot be used: {_where(error)}"
+        ) from error
+
+
+def _settings(settings: Settings) -> dict[str, Any]:
+    """What a template that leaves a value out gets."""
+    return {
+        "image": settings.sandbox_image,
+        "runtime": settings.docker_runtime,
+        "memory": settings.sandbox_memory_bytes,
+        "cpus": settings.sandbox_cpus,
+        "pids": settings.sandbox_pids,
+        "workspace": settings.sandbox_workspace_bytes,
+        "output": settings.sandbox_output_bytes,
+        "command_timeout_s": settings.sandbox_command_timeout_s,
+        "lifetime_s": settings.sandbox_lifetime_s,
+    }
