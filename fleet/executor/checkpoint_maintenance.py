@@ -1,4 +1,4 @@
-"""Deleting, copying and thinning out the checkpoints of whole threads and runs. The caller brings the transaction."""
+"""Deleting and thinning out the checkpoints of whole threads and runs. The caller brings the transaction."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -64,24 +64,6 @@ async def keep_latest(connection: Connection, owner: Owner, thread_ids: Sequence
         """,
         list(thread_ids),
     )
-
-
-async def copy_thread(connection: Connection, owner: Owner, source: str, target: str) -> None:
-    """Copy all checkpoints, writes and channel values of one thread to another; nothing if there are none."""
-    for table, columns, order in (
-        ("checkpoint_blobs", "ns, channel, version, type, body", ""),
-        ("checkpoint_writes", "ns, checkpoint_id, task_id, slot, path, type, body", ""),
-        (
-            "checkpoints",
-            "ns, checkpoint_id, parent_id, run_id, attempt, metadata, blobs, type, body",
-            " order by seq",
-        ),
-    ):
-        await connection.execute(
-            f"insert into {table} (tenant, user_id, thread_id, {columns}) select tenant, user_id, %s, {columns}"
-            f" from {table} where tenant = %s and user_id = %s and thread_id = %s{order}".encode(),
-            (target, *owner, source),
-        )
 
 
 async def _delete_checkpoints(

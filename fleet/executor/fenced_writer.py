@@ -14,33 +14,11 @@ import psycopg
 from psycopg import AsyncConnection
 
 from sandfleet.fleet.executor import fenced_rows
-from sandfleet.fleet.executor.fenced_rows import (
-    ChannelBlobRow,
-    CheckpointRow,
-    JournalRow,
-    PendingWritesRow,
-    Row,
-    SnapshotRow,
-    StateBlobRow,
-    ToolCallRow,
-)
+from sandfleet.fleet.executor.fenced_rows import Row
 from sandfleet.shared.db.vanished import KEEPALIVES
 from sandfleet.shared.errors import SandfleetError, Superseded, Unavailable
 from sandfleet.shared.fault_points import reach
 from sandfleet.shared.ids import Fence, Owner
-
-__all__ = [
-    "ChannelBlobRow",
-    "CheckpointRow",
-    "FencedWriter",
-    "JournalRow",
-    "PendingWritesRow",
-    "Row",
-    "RowRefused",
-    "SnapshotRow",
-    "StateBlobRow",
-    "ToolCallRow",
-]
 
 _log = logging.getLogger(__name__)
 

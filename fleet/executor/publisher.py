@@ -18,7 +18,8 @@ import psycopg
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from sandfleet.fleet.executor.fenced_writer import FencedWriter, JournalRow
+from sandfleet.fleet.executor.fenced_rows import JournalRow
+from sandfleet.fleet.executor.fenced_writer import FencedWriter
 from sandfleet.shared.db.pool import Pool
 from sandfleet.shared.errors import Superseded
 from sandfleet.shared.fault_points import reach

@@ -45,8 +45,5 @@ async def heartbeat(
 
 
 async def sign_off(connection: Connection, executor_id: str) -> None:
-    """Forget this executor, and those that have been silent for an hour."""
-    await connection.execute(
-        "delete from executors where executor_id = %s or heartbeat_at < clock_timestamp() - interval '1 hour'",
-        (executor_id,),
-    )
+    """Forget this executor. (The sweep forgets those that could not sign off.)"""
+    await connection.execute("delete from executors where executor_id = %s", (executor_id,))

@@ -30,19 +30,15 @@ from psycopg import AsyncConnection
 from psycopg_pool import PoolTimeout
 
 from sandfleet.fleet.executor import checkpoint_maintenance
-from sandfleet.fleet.executor.fenced_writer import (
-    ChannelBlobRow,
-    CheckpointRow,
-    FencedWriter,
-    PendingWritesRow,
-    Row,
-)
+from sandfleet.fleet.executor.fenced_rows import ChannelBlobRow, CheckpointRow, PendingWritesRow, Row
+from sandfleet.fleet.executor.fenced_writer import FencedWriter
 from sandfleet.fleet.executor.serializer import TolerantSerializer
 from sandfleet.shared.db.pool import Pool
 from sandfleet.shared.errors import SandfleetError, Superseded
 from sandfleet.shared.fault_points import reach
 from sandfleet.shared.ids import Fence, Owner
 from sandfleet.shared.json_text import contains, to_json
+from sandfleet.shared.store.copying import CHECKPOINTS, copy_rows
 
 T = TypeVar("T")
 
@@ -350,8 +346,8 @@ class FencedSaver(BaseCheckpointSaver[int]):
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy all checkpoints of a thread to another thread of this owner, in their order."""
         async with self._transaction() as connection:
-            await checkpoint_maintenance.copy_thread(
-                connection, self._owner, str(source_thread_id), str(target_thread_id)
+            await copy_rows(
+                connection, self._owner, str(source_thread_id), str(target_thread_id), CHECKPOINTS
             )
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:

@@ -10,7 +10,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointMetadata, get_checkpoint_metadata
 from langgraph.types import Interrupt, PregelTask, StateSnapshot
 
-from sandfleet.fleet.executor.fenced_writer import Row, SnapshotRow, StateBlobRow
+from sandfleet.fleet.executor.fenced_rows import Row, SnapshotRow, StateBlobRow
 from sandfleet.shared.json_text import to_json
 
 INLINE_BYTES = 16 * 1024

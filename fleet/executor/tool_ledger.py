@@ -21,7 +21,7 @@ from langgraph.errors import GraphBubbleUp, ParentCommand
 from psycopg import AsyncConnection
 from psycopg_pool import PoolTimeout
 
-from sandfleet.fleet.executor.fenced_writer import ToolCallRow
+from sandfleet.fleet.executor.fenced_rows import ToolCallRow
 from sandfleet.fleet.executor.lease import Lease
 from sandfleet.fleet.executor.ledger_links import LedgerLinks, Link
 from sandfleet.fleet.executor.recorded_errors import describe, rebuild

@@ -13,6 +13,7 @@ from sandfleet.shared.db.pool import Pool
 from sandfleet.shared.errors import Conflict, NotFound
 from sandfleet.shared.ids import Owner
 from sandfleet.shared.store.cancellation import TEMPORARY_KEEP_S, Cancelled, cancel_on
+from sandfleet.shared.store.copying import CHECKPOINTS, STATES, copy_rows
 
 SORT_COLUMNS = ("thread_id", "status", "created_at", "updated_at", "state_updated_at")
 
@@ -237,20 +238,4 @@ async def copy(pool: Pool, owner: Owner, thread_id: UUID, new_id: UUID) -> None:
         )
         if not await cursor.fetchone():
             raise NotFound(_MISSING)
-        for table, columns in _COPIED.items():
-            order = " order by seq" if table in ("checkpoints", "state_snapshots") else ""
-            await connection.execute(
-                f"""insert into {table} (tenant, user_id, thread_id, {columns})
-                    select tenant, user_id, %s, {columns} from {table}
-                    where tenant = %s and user_id = %s and thread_id = %s{order}""",
-                (str(new_id), *owner, str(thread_id)),
-            )
-
-
-_COPIED = {
-    "checkpoints": "ns, checkpoint_id, parent_id, run_id, attempt, metadata, type, body",
-    "checkpoint_blobs": "ns, channel, version, type, body",
-    "checkpoint_writes": "ns, checkpoint_id, task_id, slot, path, type, body",
-    "state_blobs": "hash, body",
-    "state_snapshots": 'ns, checkpoint_id, run_id, parent_id, "values", refs, next, tasks, metadata, created_at',
-}
+        await copy_rows(connection, owner, str(thread_id), str(new_id), CHECKPOINTS | STATES)

@@ -8,7 +8,8 @@ import pytest
 from langgraph.graph import END, START, StateGraph
 from psycopg import AsyncConnection
 
-from sandfleet.fleet.executor.fenced_writer import FencedWriter, JournalRow, PendingWritesRow, Row
+from sandfleet.fleet.executor.fenced_rows import JournalRow, PendingWritesRow, Row
+from sandfleet.fleet.executor.fenced_writer import FencedWriter
 from sandfleet.shared.errors import Superseded
 from sandfleet.shared.ids import Fence
 from tests.checkpoints.conftest import MakeSaver, StartRun, count, take_over

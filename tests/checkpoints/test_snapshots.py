@@ -11,7 +11,8 @@ from langgraph.graph.message import add_messages
 from langgraph.types import Command, interrupt
 from psycopg import AsyncConnection
 
-from sandfleet.fleet.executor.fenced_writer import FencedWriter, SnapshotRow
+from sandfleet.fleet.executor.fenced_rows import SnapshotRow
+from sandfleet.fleet.executor.fenced_writer import FencedWriter
 from sandfleet.fleet.executor.snapshots import INLINE_BYTES, interrupts_by_task, payload_rows, state_rows
 from sandfleet.shared.db.pool import Pool
 from sandfleet.shared.ids import Fence, Owner

@@ -9,17 +9,16 @@ import pytest
 from psycopg import AsyncConnection
 
 from sandfleet.fleet.executor import fenced_rows
-from sandfleet.fleet.executor.fenced_writer import (
+from sandfleet.fleet.executor.fenced_rows import (
     ChannelBlobRow,
     CheckpointRow,
-    FencedWriter,
     JournalRow,
     PendingWritesRow,
     Row,
-    RowRefused,
     SnapshotRow,
     StateBlobRow,
 )
+from sandfleet.fleet.executor.fenced_writer import FencedWriter, RowRefused
 from sandfleet.shared.errors import Unavailable
 from sandfleet.shared.ids import Fence, Owner
 from tests.checkpoints.conftest import OWNER, StartRun, count

@@ -10,7 +10,8 @@ import pytest
 from langgraph.graph import END, START, StateGraph
 
 from sandfleet.fleet.executor import execution as execution_module
-from sandfleet.fleet.executor.fenced_writer import FencedWriter, SnapshotRow
+from sandfleet.fleet.executor.fenced_rows import SnapshotRow
+from sandfleet.fleet.executor.fenced_writer import FencedWriter
 from sandfleet.fleet.executor.publisher import Publisher, RunStream
 from sandfleet.fleet.sandbox.errors import OperationRefused, StaleAttempt
 from sandfleet.fleet.sandbox.run_sandbox import current_sandbox
