@@ -10,8 +10,8 @@ from typing import Any
 from aws_lambda_powertools import Metrics, single_metric
 from aws_lambda_powertools.metrics import MetricUnit
 from aws_lambda_powertools.utilities.data_classes import SQSEvent
-from psycopg import AsyncConnection
 
+from sandfleet.functions.lambda_database import connect
 from sandfleet.functions.lambda_logs import lambda_logger
 from sandfleet.shared.dead_letters import pool_state, reconcile
 from sandfleet.shared.permits import Permits
@@ -46,13 +46,7 @@ def handler(event: dict[str, Any], _: Any) -> dict[str, int]:
 async def _reconcile(config: Settings, dead: Counter[str]) -> None:
     permits = Permits(config)
     try:
-        async with await AsyncConnection.connect(
-            config.database_url,
-            autocommit=True,
-            connect_timeout=5,
-            prepare_threshold=None,
-            application_name="sandfleet-dead-letters",
-        ) as connection:
+        async with await connect(config, "sandfleet-dead-letters") as connection:
             for pool, count in dead.items():
                 state = await pool_state(connection, pool)
                 sent = await reconcile(connection, permits, pool, count)

@@ -10,9 +10,9 @@ from typing import Any
 
 from aws_lambda_powertools import Metrics
 from aws_lambda_powertools.metrics import MetricUnit
-from psycopg import AsyncConnection
 from redis.asyncio import Redis
 
+from sandfleet.functions.lambda_database import connect
 from sandfleet.functions.lambda_logs import lambda_logger
 from sandfleet.shared.permits import Permits
 from sandfleet.shared.settings import Settings, settings
@@ -49,13 +49,7 @@ async def _sweep(config: Settings, for_s: float) -> tuple[int, int]:
     redis = Redis.from_url(config.redis_url, socket_timeout=2.0, socket_connect_timeout=2.0)
     waker = Waker(redis, permits)
     try:
-        async with await AsyncConnection.connect(
-            config.database_url,
-            autocommit=True,
-            connect_timeout=5,
-            prepare_threshold=None,
-            application_name="sandfleet-sweeper",
-        ) as connection:
+        async with await connect(config, "sandfleet-sweeper") as connection:
             while missed < _OTHERS_SWEEP:
                 ended: list[EndedRun] = []
                 ready = await sweep_in_turn(connection, config, ended)
