@@ -1,7 +1,6 @@
 """The timing of a run as a table."""
 
 from datetime import datetime
-from typing import Any
 
 import httpx
 from rich.table import Table
@@ -22,18 +21,6 @@ async def print_timing(info: StackInfo, run_id: str) -> None:
     for key, value in times.items():
         after = None if value is None else (datetime.fromisoformat(value) - begin).total_seconds() * 1000
         table.add_row(key, "–" if after is None else f"+{after:.1f}")
-    for key, value in _latencies(timing):
+    for key, value in timing["latencies"].items():
         table.add_row(key, "–" if value is None else f"{value:.1f}", style="bold")
     out.print(table)
-
-
-def _latencies(timing: dict[str, Any]) -> list[tuple[str, float | None]]:
-    found = [
-        (key, value) for key, value in timing.items() if key.endswith("_ms") and not isinstance(value, dict)
-    ]
-    for value in timing.values():
-        if isinstance(value, dict):
-            found += [
-                (key, number) for key, number in value.items() if isinstance(number, int | float | None)
-            ]
-    return found

@@ -15,17 +15,13 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
     return Response(orjson.dumps(value), status, headers, media_type="application/json")
 
 
-def error_body(error: SandfleetError) -> dict[str, str]:
-    """What a client gets to see of an error: a sentence for people, and a code for programs."""
-    return {"detail": error.message, "code": error.code}
-
-
 def error_response(error: SandfleetError, headers: Mapping[str, str] | None = None) -> Response:
-    """Answer with an error, and with ``Retry-After`` where the error says when to try again."""
+    """Answer with an error, a sentence for people and a code for programs, and with ``Retry-After`` where the error says
+    when to try again."""
     all_headers = dict(headers or {})
     if error.retry_after_s is not None:
         all_headers["retry-after"] = str(error.retry_after_s)
-    return json_response(error_body(error), error.status, all_headers)
+    return json_response({"detail": error.message, "code": error.code}, error.status, all_headers)
 
 
 def no_content() -> Response:

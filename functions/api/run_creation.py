@@ -38,7 +38,7 @@ _RESERVED = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A run that is ready to be submitted. ``kwargs`` is what the executor gets, ``interactive`` that somebody waits."""
+    """A run that is ready to be submitted. ``kwargs`` is what the executor gets."""
 
     submission: Submission
     kwargs: dict[str, Any]

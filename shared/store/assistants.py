@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from psycopg import AsyncConnection
@@ -66,6 +66,17 @@ class Filter:
     """Part of the name, in any case."""
 
 
+class Given(NamedTuple):
+    """What a caller says of an assistant; None: nothing. JSON objects are texts."""
+
+    graph_id: str | None
+    name: str | None
+    description: str | None
+    config: str | None
+    context: str | None
+    metadata: str
+
+
 async def find_runnable(pool: Pool, owner: Owner, assistant_id: UUID) -> Runnable | None:
     """The assistant and the pool of its graph; None when it or its graph is unknown."""
     async with pool.connection() as connection, connection.cursor(row_factory=class_row(Runnable)) as cursor:
@@ -112,39 +123,19 @@ async def count(pool: Pool, owner: Owner, wanted: Filter) -> int:
 
 
 async def create(
-    pool: Pool,
-    owner: Owner,
-    assistant_id: UUID,
-    *,
-    graph_id: str,
-    name: str,
-    description: str | None,
-    config: str,
-    context: str,
-    metadata: str,
-    return_existing: bool,
+    pool: Pool, owner: Owner, assistant_id: UUID, given: Given, *, return_existing: bool
 ) -> Assistant:
-    """Make an assistant at version 1. Raises NotFound for an unknown graph, and Conflict when the id is taken unless
-    ``return_existing``, which returns the old one unchanged."""
+    """Make an assistant at version 1; its graph and its name must be given. Raises NotFound for an unknown graph, and
+    Conflict when the id is taken unless ``return_existing``, which returns the old one unchanged."""
     async with pool.connection() as connection, connection.transaction():
-        await _require_graph(connection, graph_id)
-        values = _scope(
-            owner,
-            id=assistant_id,
-            graph_id=graph_id,
-            name=name,
-            description=description,
-            config=config,
-            context=context,
-            metadata=metadata,
-        )
+        await _require_graph(connection, given.graph_id)
         cursor = await connection.execute(
             """insert into assistants (tenant, user_id, assistant_id, graph_id, name, description, config, context, metadata)
-               select %(tenant)s, %(user_id)s, %(id)s, %(graph_id)s, %(name)s, %(description)s, %(config)s::json,
-                      %(context)s::json, %(metadata)s::jsonb
+               select %(tenant)s, %(user_id)s, %(id)s, %(graph_id)s, %(name)s, %(description)s,
+                      coalesce(%(config)s::json, '{}'), coalesce(%(context)s::json, '{}'), %(metadata)s::jsonb
                where not exists (select 1 from assistants where tenant = '' and user_id = '' and assistant_id = %(id)s)
                on conflict do nothing returning 1""",
-            values,
+            _scope(owner, id=assistant_id, **given._asdict()),
         )
         if await cursor.fetchone():
             await _add_version(connection, owner, assistant_id)
@@ -155,26 +146,15 @@ async def create(
         return await _get(connection, owner, assistant_id)
 
 
-async def update(
-    pool: Pool,
-    owner: Owner,
-    assistant_id: UUID,
-    *,
-    graph_id: str | None,
-    name: str | None,
-    description: str | None,
-    config: str | None,
-    context: str | None,
-    metadata: str,
-) -> Assistant:
-    """Make a new version: what is None stays, ``metadata`` is merged by its top-level keys, the rest is replaced.
+async def update(pool: Pool, owner: Owner, assistant_id: UUID, given: Given) -> Assistant:
+    """Make a new version: what is not given stays, ``metadata`` is merged by its top-level keys, the rest is replaced.
 
     Raises NotFound, also for an unknown graph, and Forbidden for an assistant of the deployment.
     """
     async with pool.connection() as connection, connection.transaction():
         await _lock(connection, owner, assistant_id)
-        if graph_id is not None:
-            await _require_graph(connection, graph_id)
+        if given.graph_id is not None:
+            await _require_graph(connection, given.graph_id)
         await connection.execute(
             """update assistants set
                  graph_id = coalesce(%(graph_id)s, graph_id), name = coalesce(%(name)s, name),
@@ -184,16 +164,7 @@ async def update(
                                 where v.tenant = %(tenant)s and v.user_id = %(user_id)s and v.assistant_id = %(id)s),
                  updated_at = clock_timestamp()
                where tenant = %(tenant)s and user_id = %(user_id)s and assistant_id = %(id)s""",
-            _scope(
-                owner,
-                id=assistant_id,
-                graph_id=graph_id,
-                name=name,
-                description=description,
-                config=config,
-                context=context,
-                metadata=metadata,
-            ),
+            _scope(owner, id=assistant_id, **given._asdict()),
         )
         await _add_version(connection, owner, assistant_id)
         return await _get(connection, owner, assistant_id)
@@ -279,22 +250,18 @@ async def _get(connection: AsyncConnection[Any], owner: Owner, assistant_id: UUI
     return row
 
 
-async def _is_mine(connection: AsyncConnection[Any], owner: Owner, assistant_id: UUID) -> bool:
+async def _lock(connection: AsyncConnection[Any], owner: Owner, assistant_id: UUID) -> None:
     cursor = await connection.execute(
         "select 1 from assistants where tenant = %(tenant)s and user_id = %(user_id)s and assistant_id = %(id)s for update",
         _scope(owner, id=assistant_id),
     )
-    return await cursor.fetchone() is not None
-
-
-async def _lock(connection: AsyncConnection[Any], owner: Owner, assistant_id: UUID) -> None:
-    if await _is_mine(connection, owner, assistant_id):
+    if await cursor.fetchone() is not None:
         return
     await _get(connection, owner, assistant_id)
     raise Forbidden("This assistant belongs to the deployment and cannot be changed. Create one of your own.")
 
 
-async def _require_graph(connection: AsyncConnection[Any], graph_id: str) -> None:
+async def _require_graph(connection: AsyncConnection[Any], graph_id: str | None) -> None:
     cursor = await connection.execute("select 1 from graphs where graph_id = %s", (graph_id,))
     if not await cursor.fetchone():
         raise NotFound(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import orjson
@@ -16,6 +16,8 @@ from sandfleet.shared.ids import Owner
 from sandfleet.shared.store import threads
 from sandfleet.shared.store.cancellation import TEMPORARY_KEEP_S, Cancelled, cancel_on
 from sandfleet.shared.store.ready import ready_by_pool
+
+T = TypeVar("T")
 
 ACTIVE = ("pending", "running")
 """Statuses of a run that is not over."""
@@ -77,40 +79,29 @@ class Times:
 
 async def get(pool: Pool, owner: Owner, thread_id: UUID | None, run_id: UUID) -> Run:
     """One run, of this thread if one is named. Raises NotFound."""
-    async with pool.connection() as connection, connection.cursor(row_factory=class_row(Run)) as cursor:
-        await cursor.execute(f"select {_COLUMNS} {_ONE} and kind = 'run'", _one(owner, thread_id, run_id))
-        row = await cursor.fetchone()
-    if row is None:
-        raise NotFound(_MISSING)
-    return row
+    return await _read(pool, Run, f"{_COLUMNS} {_ONE} and kind = 'run'", _one(owner, thread_id, run_id))
 
 
 async def state(pool: Pool, owner: Owner, thread_id: UUID | None, run_id: UUID) -> RunState:
     """How a run or an operation stands. Raises NotFound."""
-    async with pool.connection() as connection, connection.cursor(row_factory=class_row(RunState)) as cursor:
-        await cursor.execute(
-            f"""select run_id, thread_id, status, pool, starts_with(kwargs::text, %(cancels)s) as cancel_on_disconnect,
-                       output::text as output, error::text as error {_ONE}""",
-            {**_one(owner, thread_id, run_id), "cancels": CANCELS_ON_DISCONNECT},
-        )
-        row = await cursor.fetchone()
-    if row is None:
-        raise NotFound(_MISSING)
-    return row
+    return await _read(
+        pool,
+        RunState,
+        f"""run_id, thread_id, status, pool, starts_with(kwargs::text, %(cancels)s) as cancel_on_disconnect,
+            output::text as output, error::text as error {_ONE}""",
+        {**_one(owner, thread_id, run_id), "cancels": CANCELS_ON_DISCONNECT},
+    )
 
 
 async def times(pool: Pool, owner: Owner, thread_id: UUID | None, run_id: UUID) -> Times:
     """The recorded times of a run. Raises NotFound."""
-    async with pool.connection() as connection, connection.cursor(row_factory=class_row(Times)) as cursor:
-        await cursor.execute(
-            f"""select created_at, ready_at, started_at, prepared_at, first_model_request_at, first_output_at, finished_at
-                {_ONE} and kind = 'run'""",
-            _one(owner, thread_id, run_id),
-        )
-        row = await cursor.fetchone()
-    if row is None:
-        raise NotFound(_MISSING)
-    return row
+    return await _read(
+        pool,
+        Times,
+        f"""created_at, ready_at, started_at, prepared_at, first_model_request_at, first_output_at, finished_at
+            {_ONE} and kind = 'run'""",
+        _one(owner, thread_id, run_id),
+    )
 
 
 _ONE = """from runs where tenant = %(tenant)s and user_id = %(user_id)s and run_id = %(run_id)s
@@ -119,6 +110,15 @@ _ONE = """from runs where tenant = %(tenant)s and user_id = %(user_id)s and run_
 
 def _one(owner: Owner, thread_id: UUID | None, run_id: UUID) -> dict[str, Any]:
     return {"tenant": owner.tenant, "user_id": owner.user_id, "thread_id": thread_id, "run_id": run_id}
+
+
+async def _read(pool: Pool, kind: type[T], selected: str, values: dict[str, Any]) -> T:
+    async with pool.connection() as connection, connection.cursor(row_factory=class_row(kind)) as cursor:
+        await cursor.execute(f"select {selected}".encode(), values)
+        row = await cursor.fetchone()
+    if row is None:
+        raise NotFound(_MISSING)
+    return row
 
 
 async def of_thread(

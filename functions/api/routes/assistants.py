@@ -19,7 +19,7 @@ from sandfleet.shared.errors import BadRequest, InvalidRequest, NotFound
 from sandfleet.shared.ids import graph_assistant_id, new_id
 from sandfleet.shared.json_text import to_json
 from sandfleet.shared.store import assistants, threads
-from sandfleet.shared.store.assistants import Assistant, Filter
+from sandfleet.shared.store.assistants import Assistant, Filter, Given
 from sandfleet.shared.store.graphs import GraphDescription, describe
 
 router = APIRouter(tags=["assistants"])
@@ -75,9 +75,21 @@ class UpdateBody(Body):
             config["configurable"] = both
         return to_json(config).decode(), to_json(both).decode()
 
-    def given(self, name: str) -> Any:
-        """The field's value, None when it was left out."""
-        return getattr(self, name) if name in self.model_fields_set else None
+    def given(self) -> Given:
+        """What the body says, in the store's terms. Raises BadRequest as `settings` does."""
+        config, context = self.settings()
+
+        def said(name: str) -> Any:
+            return getattr(self, name) if name in self.model_fields_set else None
+
+        return Given(
+            said("graph_id"),
+            said("name"),
+            said("description"),
+            config,
+            context,
+            to_json(self.metadata).decode(),
+        )
 
 
 class CreateBody(UpdateBody):
@@ -87,6 +99,10 @@ class CreateBody(UpdateBody):
     assistant_id: Id = Field(default_factory=new_id)
     if_exists: Literal["raise", "do_nothing"] = "raise"
     name: Text = "Untitled"
+
+    def given(self) -> Given:
+        """The same; an assistant without a name is called Untitled."""
+        return super().given()._replace(name=self.name)
 
 
 class CountBody(Body):
@@ -140,23 +156,14 @@ class LatestBody(Body):
 async def create(request: Request) -> Response:
     """Make an assistant."""
     body = await read(request, CreateBody)
-    config, context = body.settings()
-    return json_response(
-        _view(
-            await assistants.create(
-                resources(request).pool,
-                caller(request),
-                body.assistant_id,
-                graph_id=body.graph_id,
-                name=body.name,
-                description=body.given("description"),
-                config=config or "{}",
-                context=context or "{}",
-                metadata=to_json(body.metadata).decode(),
-                return_existing=body.if_exists == "do_nothing",
-            )
-        )
+    made = await assistants.create(
+        resources(request).pool,
+        caller(request),
+        body.assistant_id,
+        body.given(),
+        return_existing=body.if_exists == "do_nothing",
     )
+    return json_response(_view(made))
 
 
 @router.post("/assistants/search", openapi_extra=body_of(SearchBody))
@@ -196,21 +203,8 @@ async def update(request: Request, assistant_id: str) -> Response:
     """Make a new version of an assistant."""
     wanted = parse_id(assistant_id, "assistant_id")
     body = await read(request, UpdateBody)
-    config, context = body.settings()
     return json_response(
-        _view(
-            await assistants.update(
-                resources(request).pool,
-                caller(request),
-                wanted,
-                graph_id=body.given("graph_id"),
-                name=body.given("name"),
-                description=body.given("description"),
-                config=config,
-                context=context,
-                metadata=to_json(body.metadata).decode(),
-            )
-        )
+        _view(await assistants.update(resources(request).pool, caller(request), wanted, body.given()))
     )
 
 
