@@ -1,4 +1,7 @@
-"""``python -m sandfleet.fleet.executor``: an executor process. SIGTERM or SIGINT drains it; it exits 0 after that."""
+"""``python -m sandfleet.fleet.executor``: an executor process. SIGTERM or SIGINT drains it; it exits 0 after that.
+
+With ``--suspects`` it is the process that an executor starts for runs that may kill it.
+"""
 
 import asyncio
 import os
@@ -10,6 +13,7 @@ import uvloop
 from psycopg.types.json import set_json_loads
 
 from sandfleet.fleet.executor.control import Executor
+from sandfleet.fleet.executor.quarantine import FLAG, when_parent_ends
 from sandfleet.fleet.graphs.loading import load_graphs
 from sandfleet.fleet.graphs.project import apply_environment, read_project
 from sandfleet.shared import logs
@@ -29,10 +33,13 @@ async def _serve() -> None:
     apply_environment(project)
     templates = read_templates(configured)
     templates.check_graphs(project.graphs)
-    executor = Executor(configured, load_graphs(project), templates)
+    suspects = FLAG in sys.argv
+    executor = Executor(configured, load_graphs(project), templates, suspects=suspects)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, executor.drain)
+    if suspects:
+        when_parent_ends(executor.leave)
     await executor.run()
 
 

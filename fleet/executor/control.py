@@ -15,6 +15,7 @@ from sandfleet.fleet.executor.execution import Ended
 from sandfleet.fleet.executor.graph_thread import GraphThread
 from sandfleet.fleet.executor.held_runs import STUCK_AFTER_S, HeldRuns
 from sandfleet.fleet.executor.permit_keeper import PermitKeeper
+from sandfleet.fleet.executor.quarantine import Quarantine
 from sandfleet.fleet.executor.registration import heartbeat, register_graphs, sign_off
 from sandfleet.fleet.executor.session import Session
 from sandfleet.fleet.graphs.loading import Graph
@@ -39,7 +40,9 @@ _RING_BLOCK_S = 5
 _REDIS_LIMIT_S = 5.0
 _CANCELS_EVERY_S = 1.0
 _HEARTBEAT_EVERY_S = 3.0
-_NEXT_SUSPECT_S = 1.0
+_NEXT_SUSPECT_S = 0.25
+_NO_SUSPECT_S = 5.0
+_SUSPECTS_EVERY_S = 1.0
 _LOOK_EVERY_S = 0.25
 _PAUSE_AFTER_ERROR_S = 0.5
 _CANCEL_AGAIN_S = 0.5
@@ -49,12 +52,19 @@ _GIVE_UP_S = 5.0
 
 
 class Executor:
-    """One executor process. `run` serves until `drain` has been called and is finished."""
+    """One executor process. `run` serves until `drain` has been called and is finished.
 
-    def __init__(self, settings: Settings, graphs: dict[str, Graph], templates: Templates) -> None:
+    With ``suspects`` it takes only runs that one more death ends, and drains itself when there are none.
+    """
+
+    def __init__(
+        self, settings: Settings, graphs: dict[str, Graph], templates: Templates, *, suspects: bool = False
+    ) -> None:
         self._settings = settings
         self._graphs = graphs
         self._id = f"{settings.pool}-{uuid4().hex[:12]}"
+        self._suspects = suspects
+        self._busy_at = time.monotonic()
         self._claim_now = asyncio.Event()
         self._claims = 0
         self._claim_in_doubt_until = 0.0
@@ -71,6 +81,7 @@ class Executor:
         self._waker = Waker(self._redis, self._permits)
         self._claimer = Session(settings.database_url, "sandfleet-claims", settings.lease_s)
         self._chores = Session(settings.database_url, "sandfleet-sweep", 30.0)
+        self._quarantine = Quarantine(settings, self._chores)
         self._thread = GraphThread(settings, graphs, templates, self._on_ended)
         self._held = HeldRuns(settings, self._thread, self._redis, self._waker, self._on_free)
         self._keeper = PermitKeeper(
@@ -92,12 +103,17 @@ class Executor:
             self._hurry.set()
         self._draining.set()
 
+    def leave(self) -> None:
+        """Drain without a grace period."""
+        self._hurry.set()
+        self._draining.set()
+
     async def run(self) -> None:
         """Serve until drained. Returns when every run has ended here or was handed over.
 
         Raises what starting raised; an executor that is drained while it starts just ends.
         """
-        if await self._register():
+        if self._suspects or await self._register():
             await asyncio.to_thread(self._thread.start)
             await self._serve()
         await self._close()
@@ -131,25 +147,34 @@ class Executor:
 
     async def _serve(self) -> None:
         settings = self._settings
-        claiming: list[Callable[[], Awaitable[None]]] = [self._claim_forever, self._listen_for_rings]
+        claiming: list[Callable[[], Awaitable[None]]] = [self._claim_forever]
         duties: list[Callable[[], Awaitable[None]]] = [
             self._held.renew_forever,
             self._every(settings.cancel_poll_ms / 1000, self._held.poll_cancel_keys),
             self._every(settings.cancel_poll_ms / 1000, self._held.tend_stuck),
             self._every(_CANCELS_EVERY_S, self._held.poll_cancels),
             self._every(_LOOK_EVERY_S, self._look_at_the_graphs),
-            self._every(_NEXT_SUSPECT_S, self._ask_for_the_next_suspect),
-            self._every(settings.sweep_every_s, self._sweep),
-            self._every(_HEARTBEAT_EVERY_S, self._heartbeat),
         ]
-        if self._permits.has_queue(settings.pool):
-            claiming.append(self._keeper.receive)
-            duties.append(self._keeper.extend)
+        if self._suspects:
+            claiming.append(self._every(_NEXT_SUSPECT_S, self._ask_for_the_next_suspect))
+        else:
+            claiming += [
+                self._listen_for_rings,
+                self._every(_SUSPECTS_EVERY_S, self._quarantine.look_for_suspects),
+            ]
+            duties += [
+                self._every(settings.sweep_every_s, self._sweep),
+                self._every(_HEARTBEAT_EVERY_S, self._heartbeat),
+            ]
+            if self._permits.has_queue(settings.pool):
+                claiming.append(self._keeper.receive)
+                duties.append(self._keeper.extend)
         self._claim_now.set()
         _log.info("executor is ready", extra={"executor_id": self._id, "pool": settings.pool})
         async with _running(duties):
             async with _running(claiming):
                 await self._draining.wait()
+            self._quarantine.dismiss()
             await self._drain()
 
     # --- claiming ----------------------------------------------------------------------------------------------
@@ -179,7 +204,7 @@ class Executor:
         """Claim once; true if there may be more to claim."""
         settings = self._settings
         self._claims += 1
-        longest = self._claims % _STARVATION_GUARD == 0
+        longest = not self._suspects and self._claims % _STARVATION_GUARD == 0
         sent = time.monotonic()
         async with self._claimer.connection() as connection:
             if sent < self._claim_in_doubt_until:
@@ -192,6 +217,7 @@ class Executor:
                 free,
                 longest_waiting=longest,
                 poison_limit=settings.poison_limit,
+                suspects=self._suspects,
             )
             for run in claimed:
                 self._held.add(run, sent + settings.lease_s)
@@ -201,8 +227,12 @@ class Executor:
 
     async def _ask_for_the_next_suspect(self) -> None:
         """The database gives one at a time, and nobody rings when this one has proved not to kill its executor."""
-        if self._held.has_suspect:
-            self._claim_now.set()
+        now = time.monotonic()
+        if self._held:
+            self._busy_at = now
+        elif now > self._busy_at + _NO_SUSPECT_S:
+            self.drain()
+        self._claim_now.set()
 
     async def _listen_for_rings(self) -> None:
         """Block on the pool's ring while a slot is free."""
@@ -296,7 +326,8 @@ class Executor:
         """After the claiming loops have been ended."""
         if self._claiming is not None:
             await asyncio.wait([self._claiming])
-        self._waker.wake(self._settings.pool)  # for a ring or permit that was taken, and not acted upon
+        if not self._suspects:
+            self._waker.wake(self._settings.pool)  # for a ring or permit that was taken, and not acted upon
         ended = asyncio.create_task(self._held.wait_until_ended(self._settings.drain_grace_s))
         hurry = asyncio.create_task(self._hurry.wait())
         await asyncio.wait([ended, hurry], return_when=asyncio.FIRST_COMPLETED)
@@ -309,6 +340,7 @@ class Executor:
         await _in_time(self._waker.flush())
         await _in_time(self._keeper.release())
         await _in_time(self._sign_off())
+        await _in_time(self._quarantine.ended())
         if not await asyncio.to_thread(self._thread.close, STUCK_AFTER_S):
             _log.warning("a graph still holds its thread; leaving without it")
         await traces.flush(STUCK_AFTER_S)

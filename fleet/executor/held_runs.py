@@ -82,11 +82,6 @@ class HeldRuns:
         """The runs that have a slot here."""
         return list(self._runs)
 
-    @property
-    def has_suspect(self) -> bool:
-        """Whether a run is among them that had lost executors before."""
-        return any(held.run.suspect for held in self._runs.values())
-
     def add(self, run: ClaimedRun, deadline: float) -> None:
         """Begin a claimed run, whose lease holds until ``deadline`` on the monotonic clock."""
         held = _Held(run, Lease(deadline))

@@ -16,6 +16,7 @@ from sandfleet.shared.fault_points import reach
 from sandfleet.shared.ids import Fence, RunKey
 from sandfleet.shared.store.cancellation import TEMPORARY_KEEP_S
 from sandfleet.shared.store.ready import ReadyRuns, ready_by_pool
+from sandfleet.shared.store.suspects import deaths_of_a_suspect
 
 Connection = AsyncConnection[Any]
 
@@ -44,9 +45,6 @@ class ClaimedRun:
     """An earlier attempt of this run has written a checkpoint: go on from it, not from the input."""
     head_checkpoint_id: str | None
     """The thread's newest checkpoint; None when it has none."""
-    suspect: bool = False
-    """One more death ends it. This executor gets no second one like it until it has written a checkpoint, or lived for a
-    lease."""
 
 
 async def claim(
@@ -58,19 +56,22 @@ async def claim(
     *,
     longest_waiting: bool,
     poison_limit: int = 5,
+    suspects: bool = False,
 ) -> list[ClaimedRun]:
-    """Claim up to ``limit`` ready runs of a pool in fair order, with leases of ``lease_s`` on the database's clock; of those
-    that the next death ends (their ``poison_limit``-th in a row) one at a time."""
-    suspect = max(poison_limit - 1, 1)
+    """Claim up to ``limit`` ready runs of a pool in fair order, with leases of ``lease_s`` on the database's clock.
+
+    Runs that the next death ends (their ``poison_limit``-th in a row) only come with ``suspects``, then nothing else does,
+    and one at a time: the next when this one has written a checkpoint or ended."""
+    suspect = deaths_of_a_suspect(poison_limit)
     cursor = await connection.execute(
         """
         select r.tenant, r.user_id, r.run_id, r.attempt, r.thread_id, r.assistant_id, r.graph_id, r.kind, r.class, r.vtime,
                r.kwargs, r.metadata, r.cancel_action, clock_timestamp(), r.timeout_s,
                r.timeout_s - extract(epoch from clock_timestamp() - r.started_at)::double precision,
-               c.o_resumes, c.o_head, r.deaths >= %s
-        from claim_runs(%s, %s, %s, %s, %s, %s) c, lateral (select (c.o_run).*) r
+               c.o_resumes, c.o_head
+        from claim_runs(%s, %s, %s, %s, %s, %s, %s) c, lateral (select (c.o_run).*) r
         """,
-        (suspect, pool, owner, lease_s, limit, longest_waiting, suspect),
+        (pool, owner, lease_s, limit, longest_waiting, suspect, suspects),
     )
     rows = await cursor.fetchall()
     if rows:

@@ -125,6 +125,14 @@ def test_the_leaves_of_a_fan_count_once_each():
     assert problems([ended(fan)], state(["l:1", "l:2"], leaves=12))
 
 
+def test_a_run_that_was_cut_short_has_all_leaves_of_a_rung_or_none():
+    cut = Climb("l", 3, fan_at=2, cancel=Cancel(0, "interrupt", False))
+    for leaves in (0, 6):
+        assert problems([ended(cut, "interrupted")], state(["l:1", "l:2"], leaves)) == []
+    assert problems([ended(cut, "interrupted")], state(["l:1", "l:2"], leaves=2))
+    assert problems([ended(cut, "interrupted")], state(["l:1", "l:2", "l:3"], leaves=0))
+
+
 def test_the_line_of_a_noted_call_is_there_and_an_orphaned_one_says_so():
     notes = Climb("n", 1, note_at=1)
     assert problems([ended(notes)], state(["n:1:noted"]), Counter(["n:1"])) == []

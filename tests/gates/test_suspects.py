@@ -12,6 +12,7 @@ from sandfleet.shared.ids import Owner, RunKey, graph_assistant_id, new_id
 from sandfleet.shared.store.api_keys import create_key
 from sandfleet.shared.store.claims import Ending, claim, finish, hand_over
 from sandfleet.shared.store.submission import Submission, submit
+from sandfleet.shared.store.suspects import suspects_wait
 from sandfleet.shared.store.sweep import sweep
 from tests.waiting import eventually
 
@@ -26,6 +27,7 @@ async def pool(database):
             await connection.execute(
                 "truncate runs, threads, journal, checkpoints, api_keys, tenants, flows, vclock cascade"
             )
+            await connection.execute("update turns set taken_at = default")
             await create_key(connection, OWNER, "test")
         yield pool
 
@@ -57,9 +59,16 @@ async def submitted(pool, count):
     ]
 
 
-async def claimed(connection, owner, limit, lease_s=60.0):
+async def claimed(connection, owner, limit, lease_s=60.0, *, suspects=False):
     return await claim(
-        connection, "default", owner, lease_s, limit, longest_waiting=False, poison_limit=LIMIT
+        connection,
+        "default",
+        owner,
+        lease_s,
+        limit,
+        longest_waiting=False,
+        poison_limit=LIMIT,
+        suspects=suspects,
     )
 
 
@@ -78,33 +87,36 @@ async def suspects(pool, connection, count):
     return ids
 
 
-async def test_an_executor_gets_one_suspect_at_a_time(pool, connection):
-    """Red when suspects are claimed together, or an executor that holds one gets another."""
-    await suspects(pool, connection, 3)
+async def test_suspects_go_one_at_a_time_to_who_asks_for_nothing_else(pool, connection):
+    """Red when a suspect is claimed beside other runs, any of which may kill it, or beside another suspect."""
+    ids = await suspects(pool, connection, 3)
     fresh = await submitted(pool, 4)
-    first = await claimed(connection, "a", 64)
-    assert [run.suspect for run in first].count(True) == 1
-    assert {run.fence.key.run_id for run in first if not run.suspect} == set(fresh)
+    assert {run.fence.key.run_id for run in await claimed(connection, "a", 64)} == set(fresh)
     assert await claimed(connection, "a", 64) == []
-    assert [run.suspect for run in await claimed(connection, "b", 64)] == [True]
+    (first,) = await claimed(connection, "b", 64, suspects=True)
+    assert await claimed(connection, "b", 64, suspects=True) == []
+    (second,) = await claimed(connection, "c", 64, suspects=True)
+    assert {run.fence.key.run_id for run in (first, second)} < set(ids)
 
 
-async def test_the_next_suspect_comes_when_the_last_one_is_cleared_or_over(pool, connection):
-    """Red when a run counts as a suspect for ever: the others would wait for as long as it runs. It is cleared by a
-    checkpoint, and by having lived for a lease, since one that waits for a model writes none."""
-    await suspects(pool, connection, 4)
-    (first,) = await claimed(connection, "a", 64)
+async def test_the_next_suspect_comes_when_the_last_one_has_written_a_checkpoint_or_is_over(pool, connection):
+    """Red when a run counts as a suspect for ever: the others would wait for as long as it runs."""
+    await suspects(pool, connection, 3)
+    (first,) = await claimed(connection, "a", 64, suspects=True)
     await write_checkpoint(connection, first)
-    (second,) = await claimed(connection, "a", 64)
-    assert await claimed(connection, "a", 64) == []
+    (second,) = await claimed(connection, "a", 64, suspects=True)
+    assert await claimed(connection, "a", 64, suspects=True) == []
     await finish(connection, second.fence, Ending("success", '[[0, "end", "null"]]'))
-    (third,) = await claimed(connection, "a", 64)
-    assert await claimed(connection, "a", 64) == []
-    await connection.execute(
-        "update runs set updated_at = updated_at - interval '1 min' where run_id = %s",
-        (third.fence.key.run_id,),
-    )
-    assert len(await claimed(connection, "a", 64)) == 1
+    assert len(await claimed(connection, "a", 64, suspects=True)) == 1
+
+
+async def test_one_executor_at_a_time_starts_a_process_for_suspects(pool, connection):
+    """Red when none does, or each of them."""
+    assert not await suspects_wait(connection, "default", LIMIT)
+    await suspects(pool, connection, 3)
+    assert not await suspects_wait(connection, "hosts", LIMIT)
+    assert await suspects_wait(connection, "default", LIMIT)
+    assert not await suspects_wait(connection, "default", LIMIT)
 
 
 async def test_runs_that_may_die_once_more_are_claimed_together(pool, connection):
@@ -114,29 +126,27 @@ async def test_runs_that_may_die_once_more_are_claimed_together(pool, connection
     assert len(await claimed(connection, "a", 64)) == 10
 
 
-async def test_a_suspect_keeps_its_place_in_the_fair_order(pool, connection):
-    """Red when suspects go first, or last."""
-    before = await submitted(pool, 2)
-    (suspect,) = await suspects(pool, connection, 1)
-    await submitted(pool, 2)
-    order = [(await claimed(connection, "a", 1))[0].fence.key.run_id for _ in range(3)]
-    assert order == [*before, suspect]
-
-
-async def test_a_run_that_kills_its_executor_takes_no_other_run_with_it(pool, connection):
-    """The executor dies as soon as it has begun the poisonous run, before any run beside it has come to a checkpoint.
-    Red when those are claimed with it again and again, since all of them reach the limit together."""
-    poison, *others = await submitted(pool, 40)
+async def test_runs_that_kill_their_executor_take_no_other_run_with_them(pool, connection):
+    """The executor dies as soon as it has begun a poisonous run, before any run beside it has come to a checkpoint, and
+    new ones keep coming. Red when those are claimed with it again and again, since all of them reach the limit together,
+    and when one that has come near the limit beside the first is claimed beside the next."""
+    poison: set[uuid.UUID] = set()
+    others: list[uuid.UUID] = []
     for life in range(1_000):
+        if life % 4 == 0 and len(poison) < 5:
+            poison.update(await submitted(pool, 1))
+            others += await submitted(pool, 10)
         runs = await claimed(connection, f"executor-{life}", 64, lease_s=-1)
-        if not runs:
+        alone = await claimed(connection, f"suspects-{life}", 64, lease_s=-1, suspects=True)
+        if not runs and not alone and len(poison) == 5:
             break
-        if poison not in {run.fence.key.run_id for run in runs}:
-            for run in runs:
-                await finish(connection, run.fence, Ending("success", '[[0, "end", "null"]]'))
+        for process in (runs, alone):
+            if not poison & {run.fence.key.run_id for run in process}:
+                for run in process:
+                    await finish(connection, run.fence, Ending("success", '[[0, "end", "null"]]'))
         await sweep(connection, LIMIT, 0, 3600)
     cursor = await connection.execute("select run_id, error->>'error' from runs where status = 'error'")
-    assert await cursor.fetchall() == [(poison, "ExecutorLost")]
+    assert set(await cursor.fetchall()) == {(run, "ExecutorLost") for run in poison}
     cursor = await connection.execute("select count(*) from runs where status = 'success'")
     assert await cursor.fetchone() == (len(others),)
 

@@ -135,23 +135,23 @@ begin
   return query select 'created', r.run_id, r.thread_id, g, r.created_at, r.metadata, stop, actions, woken;
 end $$;
 
--- Whether an executor holds a suspect: a run that one more death ends, and that has neither written a checkpoint here nor
--- lived for p_proven_s.
-create function holds_suspect(p_owner text, p_suspect int, p_proven_s double precision) returns boolean language sql stable as $$
+-- Whether an executor holds a suspect: a run that one more death ends, and that has not written a checkpoint here.
+create function holds_suspect(p_owner text, p_suspect int) returns boolean language sql stable as $$
   select exists (
     select 1 from runs r where r.status = 'running' and r.deaths > 0 and r.deaths >= p_suspect and r.lease_owner = p_owner
-      and r.updated_at > clock_timestamp() - make_interval(secs => p_proven_s)
       and not exists (select 1 from checkpoints c where c.tenant = r.tenant and c.user_id = r.user_id
                       and c.thread_id = r.thread_id::text and c.run_id = r.run_id and c.attempt = r.attempt))
 $$;
 
 -- Give pending runs that are ready to an executor, in fair order: class, then virtual time. With p_longest it gives one
 -- run, the head of the class that has waited longest, so that no class starves.
--- A run that kills its executor takes those beside it along, and all of them come near the limit together. So an executor
--- gets runs that have died p_suspect times (above 0) one by one: whom the next death ends, it ends alone.
+-- A run that kills its executor takes those beside it along, and all of them come near the limit together. So runs that
+-- have died p_suspect times (above 0) are only given to who asks for nothing else (p_suspects), and one by one: whom the
+-- next death ends, it ends alone.
 -- o_resumes: an earlier attempt has written a checkpoint. o_head: the thread's newest checkpoint.
 create function claim_runs(
-  p_pool text, p_owner text, p_lease_s double precision, p_limit int, p_longest boolean, p_suspect int)
+  p_pool text, p_owner text, p_lease_s double precision, p_limit int, p_longest boolean, p_suspect int,
+  p_suspects boolean)
 returns table (o_run runs, o_resumes boolean, o_head text) language plpgsql as $$
 declare
   low smallint := 0;
@@ -161,17 +161,18 @@ declare
 begin
   if p_longest then
     select h.class, h.class, 1 into low, high, n from generate_series(0, 2) c,
-      lateral (select class, ready_at from runs where status = 'pending' and gate is null and pool = p_pool and class = c order by vtime, seq limit 1) h
+      lateral (select class, ready_at from runs where status = 'pending' and gate is null and pool = p_pool and class = c and deaths < p_suspect
+        order by vtime, seq limit 1) h
       order by h.ready_at limit 1;
   end if;
   with fit as materialized (
     select tenant, user_id, run_id, class, vtime, seq from runs
-      where status = 'pending' and gate is null and pool = p_pool and class between low and high and deaths < p_suspect
+      where status = 'pending' and gate is null and pool = p_pool and class between low and high and deaths < p_suspect and not p_suspects
       order by class, vtime, seq limit n for update skip locked),
   suspect as materialized (
     select tenant, user_id, run_id, class, vtime, seq from runs
       where status = 'pending' and gate is null and pool = p_pool and class between low and high
-        and deaths > 0 and deaths >= p_suspect and not holds_suspect(p_owner, p_suspect, p_lease_s)
+        and deaths > 0 and deaths >= p_suspect and p_suspects and not holds_suspect(p_owner, p_suspect)
       order by class, vtime, seq limit 1 for update skip locked),
   head as (
     select * from (select * from fit union all select * from suspect) h order by class, vtime, seq limit n),
