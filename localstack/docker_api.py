@@ -46,10 +46,9 @@ def labelled(docker_host: str, label: str) -> list[str]:
 
 
 class SandboxContainer(NamedTuple):
-    """A sandbox's container: its name, whose it is, and its age by this machine's clock."""
+    """A sandbox's container: its name, the run that it says, and its age by this machine's clock."""
 
     name: str
-    tenant: str
     run_id: str
     age_s: float
 
@@ -58,15 +57,13 @@ def sandbox_containers(docker_host: str, label: str) -> list[SandboxContainer]:
     """The containers of runs that carry a label (``key=value``). Raises httpx.HTTPError if no engine answers."""
     with _client(docker_host) as client:
         containers, _ = _find(client, label)
-    return [
-        SandboxContainer(
-            c["Names"][0].lstrip("/") if c["Names"] else c["Id"][:12],
-            c["Labels"].get("sandfleet.tenant", ""),
-            c["Labels"].get("sandfleet.run", ""),
-            time.time() - c["Created"],
-        )
-        for c in containers
-    ]
+    found = []
+    for container in containers:
+        name = container["Names"][0].lstrip("/") if container["Names"] else container["Id"][:12]
+        _, of_a_run, run_id = name.partition("-run-")
+        if of_a_run:  # else it waits for one
+            found.append(SandboxContainer(name, run_id, time.time() - container["Created"]))
+    return found
 
 
 def remove_labelled(docker_host: str, label: str) -> list[str]:

@@ -25,10 +25,10 @@ async def check_sandboxes(
         found = await asyncio.to_thread(docker_api.sandbox_containers, docker_host, label)
         cursor = await connection.execute(
             """select c.name, r.finished_at < clock_timestamp() - make_interval(secs => %s), r.run_id is null
-               from unnest(%s::text[], %s::text[], %s::text[]) c (name, tenant, run_id)
-               left join runs r on r.tenant = c.tenant and r.run_id = c.run_id::uuid
+               from unnest(%s::text[], %s::uuid[]) c (name, run_id)
+               left join runs r on r.run_id = c.run_id
                where r.run_id is null or r.finished_at is not null""",
-            (GONE_S, [c.name for c in found], [c.tenant for c in found], [c.run_id or None for c in found]),
+            (GONE_S, [c.name for c in found], [c.run_id for c in found]),
         )
         rows = await cursor.fetchall()
         ages = {c.name: c.age_s for c in found}

@@ -172,6 +172,26 @@ class Settings(BaseSettings):
     sandbox_command_timeout_s: float = Field(
         120.0, gt=0, description="Time limit of one command unless the call names one."
     )
+    host_sandboxes: int = Field(1000, ge=1, description="Sandboxes that a host takes at once at most.")
+    host_memory_bytes: int = Field(
+        0,
+        ge=0,
+        description="Sum of the memory limits of a host's sandboxes; 0 means four times the machine's memory.",
+    )
+    host_pids: int = Field(
+        0,
+        ge=0,
+        description="Sum of the process limits of a host's sandboxes; 0 means four times what the kernel allows.",
+    )
+    warm_sandboxes: int = Field(
+        0,
+        ge=0,
+        description="Sandboxes of the default template that a host keeps started and frozen, for who needs one next.",
+    )
+    warm_refill_per_s: float = Field(
+        5.0, gt=0, description="Warm sandboxes that a host starts in a second at most."
+    )
+    warm_age_s: float = Field(600.0, gt=0, description="Age at which an unused warm sandbox is replaced.")
     sandbox_lifetime_s: float = Field(3600.0, gt=0, description="Longest life of a sandbox.")
 
 

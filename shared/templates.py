@@ -194,7 +194,9 @@ def _parse(data: dict[str, Any], settings: Settings) -> Templates:
         if not isinstance(fields, dict) or "name" in fields:
             raise ValueError(f"[templates.{name}] must be a table without a name in it")
         try:
-            templates[name] = Template.model_validate({**_settings(settings), "name": name, **fields})
+            templates[name] = Template.model_validate(
+                {**_settings(settings, default=name == DEFAULT), "name": name, **fields}
+            )
         except ValidationError as error:
             raise ValueError(f"[templates.{name}] {_where(error)}") from error
     chosen = {graph_id: GraphTemplates.model_validate(fields) for graph_id, fields in graphs.items()}
@@ -213,14 +215,14 @@ def _where(error: ValidationError) -> str:
 
 def _default(settings: Settings) -> Template:
     try:
-        return Template.model_validate({**_settings(settings), "name": DEFAULT})
+        return Template.model_validate({**_settings(settings, default=True), "name": DEFAULT})
     except ValidationError as error:
         raise TemplatesInvalid(
             f"The settings of sandboxes (SANDFLEET_SANDBOX_MEMORY_BYTES and its like) cannot be used: {_where(error)}"
         ) from error
 
 
-def _settings(settings: Settings) -> dict[str, Any]:
+def _settings(settings: Settings, *, default: bool = False) -> dict[str, Any]:
     """What a template that leaves a value out gets."""
     return {
         "image": settings.sandbox_image,
@@ -232,4 +234,5 @@ def _settings(settings: Settings) -> dict[str, Any]:
         "output": settings.sandbox_output_bytes,
         "command_timeout_s": settings.sandbox_command_timeout_s,
         "lifetime_s": settings.sandbox_lifetime_s,
+        "warm": settings.warm_sandboxes if default else 0,
     }

@@ -18,10 +18,12 @@ from sandfleet.fleet.host.agent_files import AgentFiles
 from sandfleet.fleet.host.app import HostApi
 from sandfleet.fleet.host.backend import Backend
 from sandfleet.fleet.host.bwrap_backend import BwrapBackend
+from sandfleet.fleet.host.capacity import Capacity
 from sandfleet.fleet.host.clock import DatabaseClock
 from sandfleet.fleet.host.docker_backend import DockerBackend
 from sandfleet.fleet.host.heartbeat import Heartbeat
 from sandfleet.fleet.host.registry import Registry
+from sandfleet.fleet.host.warm import Refill
 from sandfleet.shared import logs
 from sandfleet.shared.errors import SandfleetError
 from sandfleet.shared.settings import Settings, settings
@@ -29,21 +31,12 @@ from sandfleet.shared.templates import Templates, read_templates
 
 logger = logging.getLogger(__name__)
 
-# A sandbox's limit is what it may take, not what it takes: idle ones need 5 to 10 MiB.
-_OVERCOMMIT = 4
-
 
 def make_backend(config: Settings, templates: Templates, instance: str) -> Backend:
     """The backend that the settings name, not yet open."""
     if config.sandbox == "bwrap":
         return BwrapBackend(templates)
     return DockerBackend(config.docker_host, templates, instance)
-
-
-def _room(config: Settings) -> int:
-    """Sandboxes that fit this machine's memory, four times overcommitted."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, _OVERCOMMIT * memory // config.sandbox_memory_bytes)
 
 
 @contextmanager
@@ -94,7 +87,14 @@ async def serve(config: Settings, instance: str) -> None:
         try:
             await backend.open()
             agent = AgentFiles(folder.parent / "agent")
-            registry = Registry(backend, folder, agent, _room(config), templates)
+            registry = Registry(
+                backend,
+                folder,
+                agent,
+                templates,
+                capacity=Capacity.of_host(config),
+                refill=Refill(config.warm_refill_per_s, config.warm_age_s),
+            )
             await _serve(config, instance, registry, backend.name, stop)
         finally:
             await backend.close()
@@ -126,10 +126,11 @@ async def _serve(
     loops = [
         asyncio.create_task(heartbeat.run(), name="heartbeat"),
         asyncio.create_task(registry.tend(), name="tend"),
+        asyncio.create_task(registry.warm.keep(), name="keep warm"),
     ]
     try:
         await web.SockSite(runner, _bind(config.host_socket)).start()
-        logger.info("sandbox host is ready", extra={**about, "room": registry.room})
+        logger.info("sandbox host is ready", extra={**about, "room": registry.room()})
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait([stopped, *loops], return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()

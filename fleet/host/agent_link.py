@@ -157,6 +157,11 @@ class AgentLink:
         self._ended = False
         self.told_somebody = False  # whether the end reached an operation that somebody waited for
 
+    @property
+    def alive(self) -> bool:
+        """Whether operations can begin."""
+        return self._reason is None and not self._ended
+
     @classmethod
     async def accept(cls, listener: socket.socket) -> "AgentLink":
         """Take the first connection on ``listener``, and hear its hello. ProtocolError if that is none.

@@ -90,7 +90,8 @@ class HostApi:
                 "status": "ok",
                 **self._about,
                 "sandboxes": len(self._registry),
-                "room": self._registry.room,
+                "room": self._registry.room(),
+                "warm": self._registry.warm.ready,
                 "database_age_s": self._clock.age_s(),
             }
         )

@@ -52,10 +52,11 @@ def kernel_files(template: Template) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Launch:
-    """What to start: the sandbox's id, its run, the folder on this machine that it sees as AGENT_FOLDER, its template."""
+    """What to start: the sandbox's id, its run if it has one yet, the folder here that it sees as AGENT_FOLDER, and its
+    template."""
 
     sandbox_id: str
-    key: RunKey
+    key: RunKey | None
     folder: Path
     template: Template
 
@@ -78,6 +79,15 @@ class Backend(Protocol):
 
     async def create(self, launch: Launch) -> str:
         """Start a sandbox and return its handle; nothing is left when it raises."""
+
+    async def freeze(self, handle: str) -> bool:
+        """Stop everything in the sandbox until ``thaw``; false if that failed."""
+
+    async def thaw(self, handle: str) -> bool:
+        """Let a frozen sandbox go on; false if that failed."""
+
+    async def name_run(self, handle: str, sandbox_id: str, key: RunKey) -> None:
+        """Show people whose a sandbox is that was started without a run; never raises."""
 
     async def kill(self, handle: str) -> None:
         """Freeze and kill everything in the sandbox from outside; never raises for one that is gone."""

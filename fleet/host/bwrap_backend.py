@@ -22,6 +22,7 @@ from sandfleet.fleet.host.backend import (
     environment,
 )
 from sandfleet.shared.errors import SandfleetError
+from sandfleet.shared.ids import RunKey
 from sandfleet.shared.templates import DEFAULT, Template, Templates
 
 logger = logging.getLogger(__name__)
@@ -104,6 +105,26 @@ class BwrapBackend:
             await self.destroy(launch.sandbox_id)
             raise
         return launch.sandbox_id
+
+    async def freeze(self, handle: str) -> bool:
+        return self._signal_agent(handle, signal.SIGSTOP)
+
+    async def thaw(self, handle: str) -> bool:
+        return self._signal_agent(handle, signal.SIGCONT)
+
+    def _signal_agent(self, handle: str, number: int) -> bool:
+        """What has run no command yet is one process: the agent."""
+        process = self._processes.get(handle)
+        if process is None or process.pid1 is None:
+            return False
+        try:
+            signal.pidfd_send_signal(process.pid1, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    async def name_run(self, handle: str, sandbox_id: str, key: RunKey) -> None:
+        """Processes have no names to change."""
 
     async def kill(self, handle: str) -> None:
         # The end of PID 1 ends its namespace: the kernel kills all that is in it.

@@ -19,7 +19,9 @@ from sandfleet.fleet.host.backend import (
     kernel_files,
 )
 from sandfleet.fleet.host.engine import Engine, EngineError
+from sandfleet.fleet.host.freezer import Freezer
 from sandfleet.shared.errors import SandfleetError
+from sandfleet.shared.ids import RunKey
 from sandfleet.shared.templates import DEFAULT, Template, Templates
 
 logger = logging.getLogger(__name__)
@@ -27,6 +29,9 @@ logger = logging.getLogger(__name__)
 LABEL = "sandfleet"
 INSTANCE_LABEL = "sandfleet.instance"
 TEMPLATE_LABEL = "sandfleet.template"
+SANDBOX_LABEL = (
+    "sandfleet.sandbox"  # its id; the run is in the container's name, since labels cannot be changed
+)
 _FULL = 0.95  # of the memory limit: beside it the kernel takes and gives back a few MiB all the time
 _SHM_BYTES = 64 * 1024 * 1024
 # Kernel limits such as inotify instances or pending signals count per user id on the whole machine, so each sandbox
@@ -48,6 +53,7 @@ class DockerBackend:
         self._instance = instance
         self._made: dict[str, Template] = {}  # of the sandboxes that there are, by handle
         self._uids = (_UID_FIRST, _UID_COUNT)
+        self._freezers: dict[str, Freezer] = {}  # of containers that are frozen, by their ids
 
     async def open(self) -> None:
         await self._engine.__aenter__()
@@ -63,14 +69,14 @@ class DockerBackend:
 
     async def sweep(self, alive: Callable[[], set[str]]) -> None:
         found = await self._engine.containers(f"{LABEL}=1", f"{INSTANCE_LABEL}={self._instance}")
-        known = {_name(sandbox_id) for sandbox_id in alive()}
-        left = [c["Id"] for c in found if not any(name.lstrip("/") in known for name in c["Names"])]
+        known = alive()
+        left = [c["Id"] for c in found if c["Labels"].get(SANDBOX_LABEL) not in known]
         if left:
             await asyncio.gather(*(self._engine.remove_container(container) for container in left))
             logger.info("removed containers that no sandbox owns", extra={"count": len(left)})
 
     async def create(self, launch: Launch) -> str:
-        name = _name(launch.sandbox_id)
+        name = _name(launch.sandbox_id, launch.key)
         uid = self._uids[0] + secrets.randbelow(self._uids[1])
         for file, kind in (("passwd", f"x:{uid}:{uid}:sandbox:/workspace:/bin/sh"), ("group", f"x:{uid}:")):
             root = "root:x:0:0:root:/root:/bin/sh" if file == "passwd" else "root:x:0:"
@@ -81,7 +87,7 @@ class DockerBackend:
         for path, content in shown.items():
             (launch.folder / Path(path).name).write_text(content)
         try:
-            await self._engine.call(
+            made = await self._engine.call(
                 "POST", "/containers/create", params={"name": name}, body=self._container(launch, uid, shown)
             )
             await self._engine.call("POST", f"/containers/{name}/start")
@@ -89,8 +95,9 @@ class DockerBackend:
             with suppress(SandfleetError):
                 await self._engine.remove_container(name)
             raise
-        self._made[name] = template
-        return name
+        handle = str(made["Id"])
+        self._made[handle] = template
+        return handle
 
     def _container(self, launch: Launch, uid: int, shown: dict[str, str]) -> dict[str, Any]:
         limits = launch.template
@@ -142,11 +149,36 @@ class DockerBackend:
                 LABEL: "1",
                 INSTANCE_LABEL: self._instance,
                 TEMPLATE_LABEL: limits.name,
-                "sandfleet.tenant": launch.key.tenant,
-                "sandfleet.run": str(launch.key.run_id),
+                SANDBOX_LABEL: launch.sandbox_id,
             },
             "HostConfig": host,
         }
+
+    async def freeze(self, handle: str) -> bool:
+        try:
+            state = (await self._engine.call("GET", f"/containers/{handle}/json"))["State"]
+            if freezer := Freezer.of(handle, state["Pid"]):
+                self._freezers[handle] = freezer
+                return freezer.set(frozen=True)
+            await self._engine.call("POST", f"/containers/{handle}/pause")
+        except SandfleetError:
+            return False
+        return True
+
+    async def thaw(self, handle: str) -> bool:
+        if freezer := self._freezers.pop(handle, None):
+            return freezer.set(frozen=False)
+        try:
+            await self._engine.call("POST", f"/containers/{handle}/unpause")
+        except SandfleetError:
+            return False
+        return True
+
+    async def name_run(self, handle: str, sandbox_id: str, key: RunKey) -> None:
+        with suppress(SandfleetError):
+            await self._engine.call(
+                "POST", f"/containers/{handle}/rename", params={"name": _name(sandbox_id, key)}
+            )
 
     async def kill(self, handle: str) -> None:
         # Frozen, nothing can fork away from the signal; the engine thaws a container that it has killed.
@@ -173,6 +205,7 @@ class DockerBackend:
         return None
 
     async def destroy(self, handle: str) -> None:
+        self._freezers.pop(handle, None)  # the engine thaws what it kills
         await self._engine.remove_container(handle)
         self._made.pop(handle, None)
 
@@ -196,5 +229,5 @@ class DockerBackend:
         await self._engine.__aexit__()
 
 
-def _name(sandbox_id: str) -> str:
-    return f"sandfleet-{sandbox_id}"
+def _name(sandbox_id: str, key: RunKey | None) -> str:
+    return f"sandfleet-{sandbox_id}" + ("" if key is None else f"-run-{key.run_id}")

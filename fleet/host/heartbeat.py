@@ -77,7 +77,7 @@ class Heartbeat:
                 self._database_url, autocommit=True, connect_timeout=5, application_name="sandfleet-host"
             )
         asked_at = self._clock.local()
-        values = (*self._host, self._registry.room, len(self._registry))
+        values = (*self._host, self._registry.room(), len(self._registry))
         row = await (await self._connection.execute(_BEAT, values)).fetchone()
         assert row is not None
         self._clock.heard(row[0], asked_at, self._clock.local())

@@ -34,7 +34,8 @@ _COMMANDS = {
 }
 
 
-def _agent_files(root: Path) -> AgentFiles:
+def agent_files(root: Path) -> AgentFiles:
+    """The agent, in a folder that sandboxes may read."""
     root.chmod(0o755)  # the sandbox has another user
     return AgentFiles(root / "agent")
 
@@ -67,7 +68,7 @@ async def measure(rounds: int) -> None:
     await backend.open()
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        agent = _agent_files(root)
+        agent = agent_files(root)
         _row("what", "rung", "median ms", "most ms")
         for what, command in _COMMANDS.items():
             async with _sandbox(backend, root / "sandboxes", agent) as (sandbox, fence):

@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 from sandfleet.fleet.host.agent_files import AgentFiles
 from sandfleet.fleet.host.backend import Backend
+from sandfleet.fleet.host.capacity import Capacity
 from sandfleet.fleet.host.sandbox import Sandbox
+from sandfleet.fleet.host.warm import Refill, WarmPool
 from sandfleet.fleet.sandbox.errors import (
     HostUnavailable,
     NoRoom,
@@ -55,19 +57,36 @@ class _Seen:
         self.at = time.monotonic()
 
 
+class _Creation(NamedTuple):
+    """A sandbox that is being made for a run."""
+
+    template: Template
+    task: asyncio.Task[Sandbox]
+
+
 class Registry:
-    """Creates, finds and removes sandboxes. ``room`` is how many the host takes at once."""
+    """Creates, finds and removes sandboxes, as many as its capacity holds. While ``draining`` it makes no new ones."""
 
     def __init__(
-        self, backend: Backend, folder: Path, agent: AgentFiles, room: int, templates: Templates
+        self,
+        backend: Backend,
+        folder: Path,
+        agent: AgentFiles,
+        templates: Templates,
+        *,
+        capacity: Capacity,
+        refill: Refill,
     ) -> None:
-        self.room = room
+        self.capacity = capacity
+        self.draining = False
+        makeable = [t for t in templates.templates.values() if t.name not in backend.refused]
+        self.warm = WarmPool(refill, makeable, self._start_warm, self._destroy, self._may_warm)
         self._agent = agent
         self._backend = backend
         self._folder = folder
         self._templates = templates.templates
         self._sandboxes: dict[RunKey, Sandbox] = {}
-        self._creating: dict[RunKey, asyncio.Task[Sandbox]] = {}
+        self._creating: dict[RunKey, _Creation] = {}
         self._lost: dict[RunKey, _Loss] = {}
         self._seen: dict[RunKey, _Seen] = {}
         self._doomed: set[Sandbox] = set()  # to be destroyed, again if the engine did not answer
@@ -75,6 +94,15 @@ class Registry:
 
     def __len__(self) -> int:
         return len(self._sandboxes) + len(self._creating)
+
+    def taken(self) -> Capacity:
+        """What the sandboxes of runs take; warm ones make way for them."""
+        made_of = [sandbox.template for sandbox in self._sandboxes.values()]
+        return Capacity.of([*made_of, *(creation.template for creation in self._creating.values())])
+
+    def room(self, template: str = DEFAULT) -> int:
+        """How many more sandboxes of a template fit."""
+        return 0 if self.draining else self.capacity.room(self.taken(), self._templates[template])
 
     def keys(self) -> list[RunKey]:
         """Runs that have a sandbox here."""
@@ -128,16 +156,16 @@ class Registry:
                 raise HostUnavailable(
                     "This sandbox host is cut off from PostgreSQL and makes no new sandboxes."
                 )
-            if len(self) >= self.room:
-                raise NoRoom(f"This host has its {self.room} sandboxes; try again when one has ended.")
-            creation = asyncio.create_task(
-                self._create(key, self._template(template)), name=f"create sandbox for {key.run_id}"
-            )
-            creation.add_done_callback(
-                lambda task: task.cancelled() or task.exception()
-            )  # maybe nobody waits
-            self._creating[key] = creation
-        sandbox = await asyncio.shield(creation)
+            made_of = self._template(template)
+            if not self.room(template):
+                raise NoRoom(
+                    f"This host has no room: {len(self)} sandboxes take what it gives; try again when one has ended."
+                )
+            self._make_way(made_of)
+            task = asyncio.create_task(self._create(key, made_of), name=f"create sandbox for {key.run_id}")
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())  # maybe nobody waits
+            creation = self._creating[key] = _Creation(made_of, task)
+        sandbox = await asyncio.shield(creation.task)
         return Acquired(sandbox, created, self._tell_or_forget(fence))
 
     def _template(self, name: str) -> Template:
@@ -152,34 +180,66 @@ class Registry:
             raise TemplateUnavailable(reason)
         return template
 
+    def _make_way(self, template: Template) -> None:
+        """Give up warm sandboxes until one of this template fits beside those that are left, unless one is ready."""
+        while not self.warm.has(template) and not self._fits_beside_warm(template) and self.warm.evict():
+            pass
+
+    def _fits_beside_warm(self, template: Template) -> bool:
+        taken, warm = self.taken(), Capacity.of(self.warm.taken_by())
+        return self.capacity.room(taken.plus(warm), template) > 0
+
     async def _create(self, key: RunKey, template: Template) -> Sandbox:
         start = time.monotonic()
         try:
-            sandbox = await Sandbox.launch(self._backend, key, self._folder, self._agent, template)
+            warm = await self.warm.take(template)
+            if warm is not None:
+                sandbox = warm
+                sandbox.belong_to(key)
+            else:
+                sandbox = await Sandbox.launch(self._backend, key, self._folder, self._agent, template)
         finally:
             del self._creating[key]
         self._sandboxes[key] = sandbox
+        if warm is None:
+            self._serve_in_background(sandbox)
+        spent_ms = round((time.monotonic() - start) * 1000)
+        about = {"sandbox": sandbox.id, "run": str(key.run_id), "ms": spent_ms, "warm": warm is not None}
+        logger.info("sandbox created", extra=about)
+        return sandbox
+
+    async def _start_warm(self, template: Template) -> Sandbox:
+        sandbox = await Sandbox.launch(self._backend, None, self._folder, self._agent, template)
+        self._serve_in_background(sandbox)
+        return sandbox
+
+    def _may_warm(self, template: Template) -> bool:
+        """Those that somebody waits for come first."""
+        return not self.draining and not self._creating and self._fits_beside_warm(template)
+
+    def _serve_in_background(self, sandbox: Sandbox) -> None:
         server = asyncio.create_task(self._serve(sandbox), name=f"serve sandbox {sandbox.id}")
         self._background.add(server)
         server.add_done_callback(self._background.discard)
-        spent_ms = round((time.monotonic() - start) * 1000)
-        logger.info("sandbox created", extra={"sandbox": sandbox.id, "run": str(key.run_id), "ms": spent_ms})
-        return sandbox
 
     async def _serve(self, sandbox: Sandbox) -> None:
         reason = await sandbox.serve()
-        if self._sandboxes.get(sandbox.key) is sandbox:  # it ended by itself: nobody removed it
-            del self._sandboxes[sandbox.key]
-            told = self._seen[sandbox.key].attempt if sandbox.loss_told else 0
-            self._lost[sandbox.key] = _Loss(reason, told)
-            logger.warning("sandbox lost", extra={"sandbox": sandbox.id, "run": str(sandbox.key.run_id)})
+        key = sandbox.key
+        if key is not None and self._sandboxes.get(key) is sandbox:  # it ended by itself: nobody removed it
+            del self._sandboxes[key]
+            told = self._seen[key].attempt if sandbox.loss_told else 0
+            self._lost[key] = _Loss(reason, told)
+            logger.warning("sandbox lost", extra={"sandbox": sandbox.id, "run": str(key.run_id)})
+            await self._destroy(sandbox)
+        elif self.warm.lost(sandbox):
+            logger.warning("warm sandbox lost", extra={"sandbox": sandbox.id})
             await self._destroy(sandbox)
 
     async def remove(self, key: RunKey) -> None:
         """Remove the run's sandbox and forget its losses; without one this does nothing."""
         if creation := self._creating.get(key):
             with suppress(SandfleetError):
-                await asyncio.shield(creation)
+                await asyncio.shield(creation.task)
         self._lost.pop(key, None)
         if sandbox := self._sandboxes.pop(key, None):
             await self._destroy(sandbox)
@@ -235,7 +295,8 @@ class Registry:
 
     async def close(self) -> None:
         """Remove everything; returns when no sandbox is left or the engine does not answer."""
-        self.room = 0
+        self.draining = True
+        await self.warm.close()
         await asyncio.gather(*(self.remove(key) for key in self.keys()))
         for sandbox in list(self._doomed):
             await self._destroy(sandbox)

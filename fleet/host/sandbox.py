@@ -31,6 +31,7 @@ _KILL_TIMEOUT_S = wire.KILL_AT_MOST_S + 2.0
 _SLOW_KILL_S = (
     1.5  # a kill that takes longer lacks CPU time: 200 processes die in 0.1 s where there is enough
 )
+_NAME_AFTER_S = 1.0  # a burst of take-overs needs the engine and the CPUs for itself
 _MAX_LINES_BYTES = 16 * 1024 * 1024
 
 Event = tuple[str, bytes | dict[str, Any]]
@@ -57,9 +58,12 @@ class Sandbox:
 
     @classmethod
     async def launch(
-        cls, backend: Backend, key: RunKey, root: Path, agent: AgentFiles, template: Template
+        cls, backend: Backend, key: RunKey | None, root: Path, agent: AgentFiles, template: Template
     ) -> "Sandbox":
-        """Start a sandbox with its folder under ``root``. Nothing is left behind when it raises."""
+        """Start a sandbox with its folder under ``root``, for nobody yet without a ``key``.
+
+        Nothing is left behind when it raises.
+        """
         sandbox_id = secrets.token_hex(8)
         folder = root / sandbox_id
         launch = Launch(sandbox_id, key, folder, template)
@@ -86,6 +90,30 @@ class Sandbox:
             listener.close()
             (folder / "agent.sock").unlink(missing_ok=True)
         return cls(launch, backend, handle, link)
+
+    @property
+    def alive(self) -> bool:
+        """Whether operations can begin."""
+        return self._link.alive
+
+    async def freeze(self) -> bool:
+        """Stop everything in it until ``thaw``; false if that failed. For one that belongs to nobody yet."""
+        return await self._backend.freeze(self._handle)
+
+    async def thaw(self) -> bool:
+        """Let it go on; false if that failed."""
+        return await self._backend.thaw(self._handle)
+
+    def belong_to(self, key: RunKey) -> None:
+        """It is this run's from now on, and its life begins."""
+        self.key = key
+        self.born = time.monotonic()
+        self._in_background(self._name_run(key))
+
+    async def _name_run(self, key: RunKey) -> None:
+        await asyncio.sleep(_NAME_AFTER_S)
+        if self.alive and not self._removing:
+            await self._backend.name_run(self._handle, self.id, key)
 
     async def serve(self) -> str:
         """Receive from the agent until the sandbox ends; return why it did, in words for the user."""

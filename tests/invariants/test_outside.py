@@ -101,10 +101,10 @@ async def container(stack):
     transport = httpx.AsyncHTTPTransport(uds=stack.info.docker_host.removeprefix("unix://"))
     async with httpx.AsyncClient(transport=transport, base_url="http://docker", timeout=60) as engine:
 
-        async def make(tenant, run_id):
-            name = f"sandfleet-test-{new_id().hex}"
+        async def make(run_id):
+            name = f"sandfleet-test-{new_id().hex}-run-{run_id}"
             # Not the stack's own label: its host would remove what it does not know.
-            labels = {LABEL: "seeded", "sandfleet.tenant": tenant, "sandfleet.run": str(run_id)}
+            labels = {LABEL: "seeded"}
             body = {"Image": "sandfleet-sandbox:latest", "Labels": labels, "NetworkDisabled": True}
             (await engine.post("/containers/create", params={"name": name}, json=body)).raise_for_status()
             made.append(name)
@@ -122,9 +122,9 @@ async def test_the_sandbox_of_an_ended_run_is_named(client, stack, container, mo
     over = await client.runs.create(thread["thread_id"], "counter", input={"steps": 1, "delay_ms": 1})
     await client.runs.join(thread["thread_id"], over["run_id"])
     live = await client.runs.create(thread["thread_id"], "counter", input={"steps": 1}, after_seconds=3600)
-    leftover = await container("local", over["run_id"])
-    await container("local", live["run_id"])
-    erased = await container("local", new_id())
+    leftover = await container(over["run_id"])
+    await container(live["run_id"])
+    erased = await container(new_id())
     assert len(await asyncio.to_thread(docker_api.labelled, stack.info.docker_host, f"{LABEL}=seeded")) == 3
     async with await psycopg.AsyncConnection.connect(stack.info.database_url, autocommit=True) as connection:
 
