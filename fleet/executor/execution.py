@@ -236,7 +236,13 @@ class Execution:
         if not namespace:
             self._head_id = payload["config"]["configurable"]["checkpoint_id"]
             self._head_next = payload["next"]
-        rows = payload_rows(str(self.run.thread_id), self.run.fence.key.run_id, payload, self._known_blobs)
+        rows = payload_rows(
+            str(self.run.thread_id),
+            self.run.fence.key.run_id,
+            payload,
+            self._known_blobs,
+            self._saver.take_writes(*_parent(payload)),
+        )
         self._snapshot = self._services.writer.submit(self.run.fence, rows)
         self._snapshot.add_done_callback(_retrieve)
 
@@ -260,6 +266,8 @@ class Execution:
         self._head_id = state.config.get("configurable", {}).get("checkpoint_id")
         if self._head_id is not None:
             rows = state_rows(str(self.run.thread_id), self.run.fence.key.run_id, state, self._known_blobs)
+            if self._snapshot is not None:  # in one flush with it, this would take its place, and knows less
+                await asyncio.wait([self._snapshot])
             await self._services.writer.write(self.run.fence, rows)
         return state
 
@@ -388,6 +396,12 @@ async def _undisturbed(work: Coroutine[Any, Any, T]) -> T:
         with suppress(asyncio.CancelledError):
             await asyncio.shield(task)
     return task.result()
+
+
+def _parent(payload: dict[str, Any]) -> tuple[str, str]:
+    """Namespace and id of the checkpoint that comes before the payload's; an empty id when there is none."""
+    parent: dict[str, Any] = (payload["parent_config"] or {}).get("configurable", {})
+    return parent.get("checkpoint_ns", ""), parent.get("checkpoint_id", "")
 
 
 def _retrieve(written: "asyncio.Future[None]") -> None:

@@ -65,7 +65,8 @@ class PendingWritesRow(NamedTuple):
 
 
 class SnapshotRow(NamedTuple):
-    """A thread's state at a checkpoint as JSON. ``refs`` names the values kept in ``state_blobs`` by hash (hex)."""
+    """A thread's state at a checkpoint as JSON. ``refs`` names the values kept in ``state_blobs`` by hash (hex), and
+    ``parent_results`` is what the tasks of the parent checkpoint came to, by their ids."""
 
     thread_id: str
     ns: str
@@ -76,6 +77,7 @@ class SnapshotRow(NamedTuple):
     refs: bytes
     next: bytes
     tasks: bytes
+    parent_results: bytes
     metadata: bytes
     created_at: str
 
@@ -232,8 +234,9 @@ _KINDS: tuple[_Kind, ...] = (
     _Kind(
         "state_snapshots",
         SnapshotRow,
-        ("text", "text", "text", "uuid", "text", "json", "json", "json", "json", "json", "text"),
+        ("text", "text", "text", "uuid", "text", "json", "json", "json", "json", "json", "json", "text"),
         _CHECKPOINT,
+        # A state that is read again, when it has ended the run, knows nothing of its parent.
         update=("values", "refs", "next", "tasks", "metadata", "created_at"),
     ),
     _Kind("state_blobs", StateBlobRow, ("text", "bytea", "text"), (*_THREAD, "hash")),

@@ -118,6 +118,8 @@ class FencedSaver(BaseCheckpointSaver[int]):
         self._known_empty: dict[str | None, set[str]] = {None: set()} if head_known_empty else {}
         """Namespaces written to, of the thread that was empty; under None until its id is known."""
         self._remembered: dict[tuple[str, str], _Remembered] = {}
+        self._writes: dict[tuple[str, str], dict[str, list[tuple[str, Any]]]] = {}
+        """What tasks have written, by namespace and checkpoint, until `take_writes`."""
 
     # --- writing ---------------------------------------------------------------------------------------------------
 
@@ -201,12 +203,9 @@ class FencedSaver(BaseCheckpointSaver[int]):
         if any(channel == ERROR and isinstance(value, asyncio.CancelledError) for channel, value in writes):
             return
         configurable = config["configurable"]
-        at = (
-            str(configurable["thread_id"]),
-            configurable.get("checkpoint_ns", ""),
-            configurable["checkpoint_id"],
-            task_id,
-        )
+        ns, checkpoint_id = configurable.get("checkpoint_ns", ""), configurable["checkpoint_id"]
+        at = (str(configurable["thread_id"]), ns, checkpoint_id, task_id)
+        self._writes.setdefault((ns, checkpoint_id), {})[task_id] = list(writes)
         slots: dict[int, list[tuple[str, Any]]] = {}
         for channel, value in writes:
             slot = WRITES_IDX_MAP.get(channel, 0)
@@ -222,6 +221,11 @@ class FencedSaver(BaseCheckpointSaver[int]):
             ],
         )
 
+    def take_writes(self, ns: str, checkpoint_id: str) -> dict[str, list[tuple[str, Any]]]:
+        """What the tasks of a checkpoint have written, (channel, value) by task, as far as it went through this saver or
+        was read by `aget_tuple`; once."""
+        return self._writes.pop((ns, checkpoint_id), {})
+
     # --- reading ---------------------------------------------------------------------------------------------------
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
@@ -236,8 +240,14 @@ class FencedSaver(BaseCheckpointSaver[int]):
         if checkpoint_id:
             where += " and c.checkpoint_id = %s"
             parameters.append(str(checkpoint_id))
-        found = self._select(where, parameters, limit=1)
-        return await anext(found, None)
+        found = await anext(self._select(where, parameters, limit=1), None)
+        if (
+            found is not None and found.pending_writes
+        ):  # tasks that need not be done again when the graph goes on from here
+            done = self._writes.setdefault((ns, found.checkpoint["id"]), {})
+            for task_id, channel, value in found.pending_writes:
+                done.setdefault(task_id, []).append((channel, value))
+        return found
 
     async def alist(
         self,

@@ -7,7 +7,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
+from langgraph._internal._constants import ERROR, INTERRUPT, NULL_TASK_ID, RETURN
 from langgraph.checkpoint.base import CheckpointMetadata, get_checkpoint_metadata
+from langgraph.pregel.debug import map_task_result_writes
 from langgraph.types import Interrupt, PregelTask, StateSnapshot
 
 from sandfleet.fleet.executor.fenced_rows import Row, SnapshotRow, StateBlobRow
@@ -15,6 +17,9 @@ from sandfleet.shared.json_text import to_json
 
 INLINE_BYTES = 16 * 1024
 """JSON of a value up to this size is in the snapshot's own row; larger ones are stored once per content."""
+
+Writes = Sequence[tuple[str, Any]]
+"""What a task has written: (channel, value), in order."""
 
 _UUID_EPOCH = datetime(1582, 10, 15, tzinfo=UTC)
 
@@ -24,10 +29,12 @@ def payload_rows(
     run_id: uuid.UUID | None,
     payload: Mapping[str, Any],
     known_blobs: set[bytes] | None = None,
+    parent_writes: Mapping[str, Writes] | None = None,
 ) -> list[Row]:
     """Rows for one payload of LangGraph's ``checkpoints`` stream.
 
-    ``known_blobs`` are hashes of large values that this run has submitted before and that are not repeated; new ones are
+    ``parent_writes`` is what the tasks of the parent checkpoint have written, by their ids: the payload of a checkpoint
+    comes before its tasks have begun, so the one behind it tells what they came to. ``known_blobs`` are hashes of large values that this run has submitted before and that are not repeated; new ones are
     added to it. The time of the checkpoint is the one in its id: the payload has no other.
     """
     config: RunnableConfig = payload["config"]
@@ -40,6 +47,7 @@ def payload_rows(
         values=payload["values"],
         following=payload["next"],
         tasks=[_payload_task(task) for task in payload["tasks"]],
+        parent_results=_results(parent_writes or {}, payload["values"]),
         metadata=get_checkpoint_metadata(config, metadata),
         created_at=_time_of(config["configurable"]["checkpoint_id"]),
         known_blobs=known_blobs,
@@ -60,6 +68,7 @@ def state_rows(
         values=state.values,
         following=state.next,
         tasks=[_state_task(task) for task in state.tasks],
+        parent_results={},
         metadata=state.metadata or {},
         created_at=state.created_at or _time_of(state.config["configurable"]["checkpoint_id"]),
         known_blobs=known_blobs,
@@ -80,6 +89,7 @@ def _rows(
     values: object,
     following: Sequence[str],
     tasks: Sequence[Mapping[str, Any]],
+    parent_results: Mapping[str, Any],
     metadata: Mapping[str, Any],
     created_at: str,
     known_blobs: set[bytes] | None,
@@ -116,11 +126,35 @@ def _rows(
             to_json(refs),
             to_json(following),
             to_json(tasks),
+            _bounded(parent_results),
             to_json(metadata),
             created_at,
         )
     )
     return rows
+
+
+def _results(writes_by_task: Mapping[str, Writes], values: object) -> dict[str, Any]:
+    """The results of tasks as LangGraph's history has them: what each wrote to channels that readers see, which ``values``
+    names, or what it returned. Tasks that have not ended have none."""
+    results: dict[str, Any] = {}
+    for task_id, writes in writes_by_task.items():
+        if task_id == NULL_TASK_ID or any(channel in (ERROR, INTERRUPT) for channel, _ in writes):
+            continue
+        returned = [value for channel, value in writes if channel == RETURN]
+        if returned:
+            results[task_id] = returned[0]
+        elif isinstance(values, Mapping):
+            results[task_id] = map_task_result_writes([write for write in writes if write[0] in values])
+    return results
+
+
+def _bounded(results: Mapping[str, Any]) -> bytes:
+    """The results as JSON, without those that are large: the state behind them has the same."""
+    kept = {
+        task_id: body for task_id, value in results.items() if len(body := to_json(value)) <= INLINE_BYTES
+    }
+    return b"{" + b",".join(_key(task_id) + b":" + body for task_id, body in kept.items()) + b"}"
 
 
 def _payload_task(task: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,9 @@ CHECKPOINTS = {
 
 STATES = {
     "state_blobs": "hash, body",
-    "state_snapshots": 'ns, checkpoint_id, run_id, parent_id, "values", refs, next, tasks, metadata, created_at',
+    "state_snapshots": (
+        'ns, checkpoint_id, run_id, parent_id, "values", refs, next, tasks, parent_results, metadata, created_at'
+    ),
 }
 """The tables that readers without LangGraph are shown."""
 

@@ -17,8 +17,12 @@ _PAGE = 50
 # The checkpoint's own metadata is fuller: it has the run's, too.
 _SELECT = """
 select s.seq, s.ns, s.checkpoint_id, s.parent_id, s."values"::text, s.refs::text, s.next::text, s.tasks::text,
-       coalesce(c.metadata, s.metadata)::text, s.created_at
+       coalesce(c.metadata, s.metadata)::text, s.created_at, n.results
 from state_snapshots s
+left join lateral (
+  select n.parent_results::text as results from state_snapshots n
+  where n.tenant = s.tenant and n.user_id = s.user_id and n.thread_id = s.thread_id and n.ns = s.ns and n.seq > s.seq
+    and n.parent_id = s.checkpoint_id and n.parent_results::text <> '{}' order by n.seq limit 1) n on true
 left join checkpoints c on c.tenant = s.tenant and c.user_id = s.user_id and c.thread_id = s.thread_id
   and c.ns = s.ns and c.checkpoint_id = s.checkpoint_id
 where s.tenant = %(tenant)s and s.user_id = %(user_id)s and s.thread_id = %(thread_id)s and s.ns = %(ns)s
@@ -120,12 +124,16 @@ async def history(
 
 
 def _state(thread_id: UUID, row: tuple[Any, ...], values: str | None) -> State:
-    _, ns, checkpoint_id, parent_id, _, _, following, tasks, metadata, created_at = row
+    _, ns, checkpoint_id, parent_id, _, _, following, tasks, metadata, created_at, results = row
 
     def checkpoint(of: str | None) -> dict[str, str] | None:
         return (of and {"thread_id": str(thread_id), "checkpoint_ns": ns, "checkpoint_id": of}) or None
 
     task_list = orjson.loads(tasks)
+    if results is not None:
+        came_to = orjson.loads(results)
+        for task in task_list:
+            task["result"] = came_to.get(task["id"], task["result"])
     return {
         "values": orjson.loads(values or "{}"),
         "next": orjson.loads(following),

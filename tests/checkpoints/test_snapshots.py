@@ -4,6 +4,7 @@ import uuid
 from typing import Annotated, Any, TypedDict
 
 import orjson
+import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import END, START, StateGraph
@@ -65,7 +66,9 @@ class Thread:
         async for _, payload in graph.astream(
             given, self.config, stream_mode="checkpoints", subgraphs=True, durability="sync"
         ):
-            rows = payload_rows(str(self.id), self.fence.key.run_id, payload, self.known)
+            parent = (payload["parent_config"] or {}).get("configurable", {})
+            done = self.saver.take_writes(parent.get("checkpoint_ns", ""), parent.get("checkpoint_id", ""))
+            rows = payload_rows(str(self.id), self.fence.key.run_id, payload, self.known, done)
             await self.writer.write(self.fence, rows)
         state = await graph.aget_state(self.config)
         await self.writer.write(
@@ -119,6 +122,38 @@ async def test_each_state_reads_as_langgraph_says(
         assert (ours["parent_checkpoint"] or {}).get("checkpoint_id") == parent
         assert [task["name"] for task in ours["tasks"]] == [task.name for task in theirs.tasks]
         assert [task["id"] for task in ours["tasks"]] == [task.id for task in theirs.tasks]
+        if ours["checkpoint_id"] != found[-1]["checkpoint_id"]:  # what came in was too large to be told twice
+            assert [task["result"] for task in ours["tasks"]] == [
+                as_json(task.result) for task in theirs.tasks
+            ]
+
+
+async def test_results_that_another_attempt_left_are_told(
+    writer: FencedWriter, make_saver: MakeSaver, pool: Pool, start_run: StartRun
+) -> None:
+    """One of two tasks has ended, the other one fails; the run goes on from there, and only that one is done again. Breaks if
+    results are only known of what this attempt has done."""
+    thread = await new_thread(writer, make_saver, pool, start_run)
+    failures = [ValueError("once")]
+
+    def fail(_: State) -> State:
+        if failures:
+            raise failures.pop()
+        return {"messages": [AIMessage("made it", id="late")]}
+
+    builder: Any = StateGraph(State)
+    for name, node in (("ends", answer), ("fails", fail)):
+        builder.add_node(name, node)
+        builder.add_edge(START, name)
+    with pytest.raises(ValueError, match="once"):
+        await thread.run(builder, {"messages": []})
+    thread.saver = make_saver(thread.fence)
+    await thread.run(builder, None)
+    expected = [s async for s in builder.compile(checkpointer=thread.saver).aget_state_history(thread.config)]
+    results = [[task["result"] for task in state["tasks"]] for state in await thread.history()]
+    assert results == [[as_json(task.result) for task in state.tasks] for state in expected]
+    assert [len(each) for each in results] == [0, 2, 1]
+    assert None not in results[1]
 
 
 async def test_large_values_are_stored_once_per_content(

@@ -39,7 +39,9 @@ def one_of_each(thread: str) -> list[Row]:
         CheckpointRow(thread, "ns", "c", "p", None, b'{"step":1}', b'{"ch":"c"}', "bytes", b"\x00\xff"),
         ChannelBlobRow(thread, "ns", "ch", "c", "bytes", b"large"),
         PendingWritesRow(thread, "ns", "c", "task", -3, "path", "bytes", b"w"),
-        SnapshotRow(thread, "ns", "c", None, None, b'{"ch":null}', b"{}", b"[]", b"[]", b"{}", "2026"),
+        SnapshotRow(
+            thread, "ns", "c", None, None, b'{"ch":null}', b"{}", b"[]", b"[]", b'{"t":1}', b"{}", "2026"
+        ),
         StateBlobRow(thread, b"\x00" * 32, b'"large"'),
     ]
 
@@ -73,7 +75,11 @@ async def test_rows_come_back_as_they_were(
         ),
         ("checkpoint_blobs", "channel, version, body", ("ch", "c", b"large")),
         ("checkpoint_writes", "task_id, slot, path, body", ("task", -3, "path", b"w")),
-        ("state_snapshots", '"values"::text, parent_id, created_at', ('{"ch":null}', None, "2026")),
+        (
+            "state_snapshots",
+            '"values"::text, parent_id, parent_results, created_at',
+            ('{"ch":null}', None, {"t": 1}, "2026"),
+        ),
         ("state_blobs", "hash, body", (b"\x00" * 32, '"large"')),
     ):
         where = "run_id = %s" if table == "journal" else "thread_id = 'kept'"

@@ -246,6 +246,7 @@ create table state_snapshots (
   refs      json not null default '{}',                      -- … and named here: {channel: hex of state_blobs.hash}
   next      json not null,                                   -- [node]
   tasks     json not null,
+  parent_results json not null default '{}',                 -- what the tasks of the parent came to: {task_id: result}
   metadata  json not null,
   created_at text not null,                                  -- the checkpoint's own time
   primary key (tenant, user_id, thread_id, ns, checkpoint_id)
