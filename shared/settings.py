@@ -5,8 +5,9 @@ Units are in the names: ``_s`` seconds, ``_ms`` milliseconds, ``_bytes`` bytes.
 
 from functools import cache
 from pathlib import Path
+from typing import Self
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -79,7 +80,9 @@ class Settings(BaseSettings):
         15.0, gt=0, description="How long a claim holds without renewal, on the database's clock."
     )
     renew_every_s: float = Field(
-        5.0, gt=0, description="Pause between renewals of all leases of an executor."
+        5.0,
+        gt=0,
+        description="Pause between renewals of all leases of an executor; at most a third of lease_s.",
     )
     long_poll_s: int = Field(
         20, ge=1, le=20, description="SQS long poll; a ready run waits at most this long beside a free slot."
@@ -91,7 +94,9 @@ class Settings(BaseSettings):
         200, ge=10, description="Pause between looks at the cancel keys of the runs at hand."
     )
     sweep_every_s: float = Field(
-        1.0, gt=0, description="Pause between sweeps of expired leases and due delays."
+        1.0,
+        gt=0,
+        description="Pause between sweeps of expired leases and due delays; at most a third of lease_s.",
     )
     journal_retention_s: int = Field(
         7 * 24 * 3600,
@@ -193,6 +198,19 @@ class Settings(BaseSettings):
     )
     warm_age_s: float = Field(600.0, gt=0, description="Age at which an unused warm sandbox is replaced.")
     sandbox_lifetime_s: float = Field(3600.0, gt=0, description="Longest life of a sandbox.")
+
+    @model_validator(mode="after")
+    def _often_enough(self) -> Self:
+        """A lease must survive a renewal that fails, and a sweep that comes late must not look like a database that was
+        away: it takes a pause of half a lease for that, and then no lease would ever expire."""
+        for name in ("renew_every_s", "sweep_every_s"):
+            value = getattr(self, name)
+            if value * 3 > self.lease_s:
+                raise ValueError(
+                    f"SANDFLEET_{name.upper()} is {value:g} and must be at most a third of SANDFLEET_LEASE_S, which is "
+                    f"{self.lease_s:g}: lower the one or raise the other."
+                )
+        return self
 
 
 @cache

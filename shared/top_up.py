@@ -12,7 +12,9 @@ from sandfleet.shared.store.turns import take_turn
 TURN = "top_up"
 """Name of the turn that says who tops up."""
 
-_EVERY_S = 10.0  # SQS counts late: asked more often, it would not know yet what was sent the last time
+TOP_UP_EVERY_S = 10.0
+"""SQS counts late: asked more often, it would not know yet what was sent the last time."""
+
 _ON_ITS_WAY_S = 2.0  # a run that has just become ready has its permit on the way
 _SQS_LIMIT_S = 2.0
 _SILENT_AFTER_S = 10.0  # an executor beats every 3 s
@@ -23,7 +25,7 @@ async def wanted_permits(connection: AsyncConnection[Any]) -> ReadyRuns:
 
     Executors only count while they beat. ``connection`` is in autocommit mode.
     """
-    if not await take_turn(connection, TURN, _EVERY_S):
+    if not await take_turn(connection, TURN, TOP_UP_EVERY_S):
         return {}
     cursor = await connection.execute(
         """select pool, (select count(*) from (

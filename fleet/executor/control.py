@@ -25,10 +25,10 @@ from sandfleet.shared.rings import ring, wait_for_ring
 from sandfleet.shared.settings import Settings
 from sandfleet.shared.store.claims import advance_clock, claim, give_back_lost
 from sandfleet.shared.store.ended import EndedRun
-from sandfleet.shared.store.sweep import sweep_in_turn
+from sandfleet.shared.store.sweep import LIMITS, sweep_as_configured
 from sandfleet.shared.streams.announce import announce_ends
 from sandfleet.shared.templates import Templates
-from sandfleet.shared.top_up import missing_permits, wanted_permits
+from sandfleet.shared.top_up import TOP_UP_EVERY_S, missing_permits, wanted_permits
 from sandfleet.shared.waker import Waker
 
 _log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ _STARVATION_GUARD = 8
 
 _RING_BLOCK_S = 5
 _REDIS_LIMIT_S = 5.0
-_CANCELS_EVERY_S = 1.0
+_ORDERS_EVERY_S = 1.0
 _HEARTBEAT_EVERY_S = 3.0
 _NEXT_SUSPECT_S = 0.25
 _NO_SUSPECT_S = 5.0
@@ -74,13 +74,14 @@ class Executor:
         self._slot_free = asyncio.Event()
         self._graphs_run = asyncio.Event()  # cleared while a graph holds the graphs' loop
         self._graphs_run.set()
+        self._our_turn = asyncio.Event()  # to sweep; cleared when it is done
         self._loop = asyncio.get_running_loop()
         self._redis = Redis.from_url(settings.redis_url, socket_timeout=_REDIS_LIMIT_S)
         self._ring_redis = Redis.from_url(settings.redis_url, socket_timeout=_RING_BLOCK_S + _REDIS_LIMIT_S)
         self._permits = Permits(settings)
         self._waker = Waker(self._redis, self._permits)
         self._claimer = Session(settings.database_url, "sandfleet-claims", settings.lease_s)
-        self._chores = Session(settings.database_url, "sandfleet-sweep", 30.0)
+        self._chores = Session(settings.database_url, "sandfleet-sweep", 30.0, LIMITS)
         self._quarantine = Quarantine(settings, self._chores)
         self._thread = GraphThread(settings, graphs, templates, self._on_ended)
         self._held = HeldRuns(settings, self._thread, self._redis, self._waker, self._on_free)
@@ -148,11 +149,12 @@ class Executor:
     async def _serve(self) -> None:
         settings = self._settings
         claiming: list[Callable[[], Awaitable[None]]] = [self._claim_forever]
+        orders_every_s = min(_ORDERS_EVERY_S, settings.sweep_every_s)
         duties: list[Callable[[], Awaitable[None]]] = [
             self._held.renew_forever,
             self._every(settings.cancel_poll_ms / 1000, self._held.poll_cancel_keys),
             self._every(settings.cancel_poll_ms / 1000, self._held.tend_stuck),
-            self._every(_CANCELS_EVERY_S, self._held.poll_cancels),
+            self._every(orders_every_s, self._follow_orders),
             self._every(_LOOK_EVERY_S, self._look_at_the_graphs),
         ]
         if self._suspects:
@@ -163,7 +165,8 @@ class Executor:
                 self._every(_SUSPECTS_EVERY_S, self._quarantine.look_for_suspects),
             ]
             duties += [
-                self._every(settings.sweep_every_s, self._sweep),
+                self._every(0.0, self._sweep),
+                self._every(TOP_UP_EVERY_S, self._top_up),
                 self._every(_HEARTBEAT_EVERY_S, self._heartbeat),
             ]
             if self._permits.has_queue(settings.pool):
@@ -267,18 +270,33 @@ class Executor:
         else:
             self._graphs_run.set()
 
+    async def _follow_orders(self) -> float | None:
+        """Returns when to look again if that is sooner than usual: a lease ends, and nobody has renewed it."""
+        next_sweep_s = await self._held.poll_orders(
+            may_sweep=not self._suspects and not self._our_turn.is_set()
+        )
+        if next_sweep_s is not None:
+            self._our_turn.set()
+        return next_sweep_s
+
     async def _sweep(self) -> None:
-        """Sweep, and top queues up, when it is this executor's turn."""
+        """Sweep once when it is this executor's turn."""
+        await self._our_turn.wait()
         ended: list[EndedRun] = []
         try:
             async with self._chores.connection() as connection:
-                ready = await sweep_in_turn(connection, self._settings, ended) or {}
-                wanted = await wanted_permits(connection)
+                ready = await sweep_as_configured(connection, self._settings, ended)
         finally:
+            self._our_turn.clear()
             await announce_ends(self._redis, self._settings, ended)
         self._waker.wake_all(ready)
         if self._settings.pool in ready and not self._draining.is_set():
             self._claim_now.set()  # a frozen executor may get the ring, and the permit
+
+    async def _top_up(self) -> None:
+        """Top queues up when it is this executor's turn."""
+        async with self._chores.connection() as connection:
+            wanted = await wanted_permits(connection)
         self._waker.wake_all(await missing_permits(self._permits, wanted))
 
     async def _heartbeat(self) -> None:
@@ -293,20 +311,24 @@ class Executor:
                 loop_lag_ms=lag_ms,
             )
 
-    def _every(self, pause_s: float, work: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
-        """A loop that does ``work`` now and after every pause; what fails is tried again at the next."""
+    def _every(
+        self, pause_s: float, work: Callable[[], Awaitable[float | None]]
+    ) -> Callable[[], Awaitable[None]]:
+        """A loop that does ``work`` now and after every pause, or a shorter one that it returns; what fails is tried again
+        at the next."""
 
         async def loop() -> None:
             failures = 0
             while True:
+                sooner_s = None
                 try:
-                    await work()
+                    sooner_s = await work()
                     failures = 0
                 except Exception as error:
                     failures += 1
                     if failures & (failures - 1) == 0:  # not a line for each while a server is away
                         _log.warning("%s failed (%d): %s", work.__name__, failures, type(error).__name__)
-                await asyncio.sleep(pause_s)
+                await asyncio.sleep(pause_s if sooner_s is None else min(pause_s, max(0.0, sooner_s)))
 
         return loop
 

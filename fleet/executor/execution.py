@@ -82,6 +82,8 @@ class Services:
     sandboxes: SandboxClient
     ledger_links: LedgerLinks
     templates: Templates
+    beginning: asyncio.Lock
+    """Held for a moment by the run that begins next."""
 
 
 class Execution:
@@ -159,6 +161,13 @@ class Execution:
         """Run the graph; returns how the run ends, or None when it does not end here."""
         run = self.run
         try:
+            if run.fence.attempt > 1:
+                # Who watches a run that was taken over has waited long enough: it is told before the work begins.
+                await stream.drain()
+            # One after the other: the first step of a run is all computation, and those of a hundred that were claimed at
+            # once would hold the loop for a second.
+            async with self._services.beginning:
+                await asyncio.sleep(0)
             graph = self._services.graphs.get(run.graph_id)
             if graph is None:
                 return self._failed(

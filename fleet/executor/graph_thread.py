@@ -117,6 +117,7 @@ class GraphThread:
             SandboxClient(settings.host_socket),
             LedgerLinks(settings.database_url, writer, pool),
             self._templates,
+            asyncio.Lock(),
         )
 
     async def _close(self, patience_s: float) -> None:

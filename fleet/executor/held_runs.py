@@ -16,8 +16,9 @@ from sandfleet.shared.cancel_keys import read_cancels
 from sandfleet.shared.fault_points import reach
 from sandfleet.shared.ids import Fence
 from sandfleet.shared.settings import Settings
-from sandfleet.shared.store.claims import ClaimedRun, cancels, end_attempt, hand_over, renew
+from sandfleet.shared.store.claims import ClaimedRun, end_attempt, hand_over, renew
 from sandfleet.shared.store.ended import EndedRun
+from sandfleet.shared.store.orders import orders
 from sandfleet.shared.streams.announce import announce_ends
 from sandfleet.shared.waker import Waker
 
@@ -134,12 +135,20 @@ class HeldRuns:
         if self._runs:
             self._stop_all(await read_cancels(self._redis, list(self._runs)))
 
-    async def poll_cancels(self) -> None:
-        """Look into PostgreSQL for runs that are to end: Redis may have lost the key."""
-        if self._runs:
-            async with self._orders.connection() as connection:
-                found = await cancels(connection, list(self._runs))
-            self._stop_all(found)
+    async def poll_orders(self, *, may_sweep: bool) -> float | None:
+        """Look into PostgreSQL for runs that are to end, since Redis may have lost the key, and for our turn to sweep.
+
+        Returns the seconds until the turn after this one if it is ours, else None.
+        """
+        async with self._orders.connection() as connection:
+            found = await orders(
+                connection,
+                list(self._runs),
+                sweep_every_s=self._settings.sweep_every_s,
+                may_sweep=may_sweep,
+            )
+        self._stop_all(found.cancels)
+        return found.next_sweep_s
 
     def _stop_all(self, found: dict[Fence, str]) -> None:
         for fence, action in found.items():

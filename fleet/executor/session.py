@@ -1,7 +1,7 @@
 """A database connection that is opened again when it was lost, used by one statement at a time."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -11,20 +11,24 @@ from psycopg.pq import TransactionStatus
 
 from sandfleet.shared.db.vanished import KEEPALIVES, answered_within
 
-_LOCK_TIMEOUT_MS = 2_000
+_LIMITS = {"lock_timeout": "2s", "idle_in_transaction_session_timeout": "5s"}
 """No statement of the control loop waits longer for somebody's lock: it fails and is tried again."""
 
 
 class Session:
     """One connection in autocommit mode. What fails on it raises; the next use opens it anew.
 
-    A use takes ``limit_s`` at most: a server that has vanished, or is frozen, must not hold the loop that asks.
+    A use takes ``limit_s`` at most: a server that has vanished, or is frozen, must not hold the loop that asks. ``limits``
+    are settings of the session, in the server, in place of the usual ones.
     """
 
-    def __init__(self, database_url: str, name: str, limit_s: float) -> None:
+    def __init__(
+        self, database_url: str, name: str, limit_s: float, limits: Mapping[str, str] = _LIMITS
+    ) -> None:
         self._database_url = database_url
         self._name = name
         self._limit_s = limit_s
+        self._options = " ".join(f"-c {setting}={value}" for setting, value in limits.items())
         self._lock = asyncio.Lock()
         self._connection: AsyncConnection[Any] | None = None
 
@@ -50,7 +54,7 @@ class Session:
             connect_timeout=5,
             prepare_threshold=2,
             application_name=self._name,
-            options=f"-c lock_timeout={_LOCK_TIMEOUT_MS} -c idle_in_transaction_session_timeout=5000",
+            options=self._options,
             **KEEPALIVES,
         )
 

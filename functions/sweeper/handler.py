@@ -17,7 +17,8 @@ from sandfleet.functions.lambda_logs import lambda_logger
 from sandfleet.shared.permits import Permits
 from sandfleet.shared.settings import Settings, settings
 from sandfleet.shared.store.ended import EndedRun
-from sandfleet.shared.store.sweep import sweep_in_turn
+from sandfleet.shared.store.sweep import set_limits, sweep_as_configured
+from sandfleet.shared.store.turns import take_sweep_turn
 from sandfleet.shared.streams.announce import announce_ends
 from sandfleet.shared.top_up import missing_permits, wanted_permits
 from sandfleet.shared.waker import Waker
@@ -50,19 +51,22 @@ async def _sweep(config: Settings, for_s: float) -> tuple[int, int]:
     waker = Waker(redis, permits)
     try:
         async with await connect(config, "sandfleet-sweeper") as connection:
+            await set_limits(connection)
             while missed < _OTHERS_SWEEP:
-                ended: list[EndedRun] = []
-                ready = await sweep_in_turn(connection, config, ended)
-                await announce_ends(redis, config, ended)
-                missed = missed + 1 if ready is None else 0
-                if ready is not None:
-                    passes += 1
+                next_s = await take_sweep_turn(connection, config.sweep_every_s)
+                if next_s is None:
+                    missed, next_s = missed + 1, config.sweep_every_s
+                else:
+                    missed, passes = 0, passes + 1
+                    ended: list[EndedRun] = []
+                    ready = await sweep_as_configured(connection, config, ended)
+                    await announce_ends(redis, config, ended)
                     made_ready += sum(ready.values())
                     waker.wake_all(ready)
                     waker.wake_all(await missing_permits(permits, await wanted_permits(connection)))
-                if time.monotonic() + config.sweep_every_s > end:
+                if time.monotonic() + next_s > end:
                     break
-                await asyncio.sleep(config.sweep_every_s)
+                await asyncio.sleep(max(0.0, next_s))
         await waker.flush()
     finally:
         await permits.aclose()

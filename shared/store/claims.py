@@ -135,18 +135,6 @@ async def _still_running(connection: Connection, fences: Sequence[Fence]) -> set
     return {Fence(RunKey(*row[:3]), row[3]) for row in await cursor.fetchall()}
 
 
-async def cancels(connection: Connection, fences: Sequence[Fence]) -> dict[Fence, str]:
-    """Which of these runs were asked to end, and how."""
-    cursor = await connection.execute(
-        f"""
-        select r.tenant, r.user_id, r.run_id, r.attempt, r.cancel_action from runs r {_MATCHING}
-        where r.cancel_action is not null
-        """,
-        _columns(fences),
-    )
-    return {Fence(RunKey(*row[:3]), row[3]): row[4] for row in await cursor.fetchall()}
-
-
 def _columns(fences: Sequence[Fence]) -> tuple[list[str], list[str], list[UUID], list[int]]:
     return (
         [f.key.tenant for f in fences],

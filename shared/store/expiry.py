@@ -1,6 +1,6 @@
 """Forgetting what is old: idempotency keys, threads of stateless runs, journals, operations and parts that are gone."""
 
-from typing import Any
+from typing import Any, LiteralString
 from uuid import UUID
 
 from psycopg import AsyncConnection
@@ -13,6 +13,21 @@ An operation that ended so long ago has lost the API process that waited for it.
 
 BATCH = 100
 """Rows of a kind that are handled at a time. Each function here returns how many there were."""
+
+# Whether there is anything to do. The least of an indexed column is one step into the index.
+OLD_KEYS: LiteralString = """(
+  (select min(created_at) from idempotency_keys) < now() - make_interval(secs => %(idempotency_ttl_s)s))"""
+OLD_THREADS: LiteralString = """(
+  (select min(expires_at) from threads where expires_at is not null and status <> 'busy') < now())"""
+OLD_JOURNALS: LiteralString = """(
+  (select min(finished_at) from runs where finished_at is not null and not journal_expired)
+    < now() - make_interval(secs => %(retention_s)s))"""
+OLD_OPERATIONS: LiteralString = f"""(
+  (select min(finished_at) from runs where kind <> 'run' and finished_at is not null)
+    < now() - make_interval(secs => {FORGET_S}))"""
+SILENT: LiteralString = f"""(
+  (select least((select min(heartbeat_at) from executors), (select min(heartbeat_at) from hosts)))
+    < now() - make_interval(secs => {FORGET_S}))"""
 
 
 async def expire_keys(connection: Connection, idempotency_ttl_s: float) -> int:

@@ -1,15 +1,14 @@
 """The sweep: what executors that died, and time itself, have left to do.
 
-Every executor asks for the turn once a second, and so does a scheduled function in their absence. Each step is made of
-short transactions of bounded size, is right in any number of copies at once, and gives way to the hot path: what waits too
-long for a lock is left to the next pass.
+Every executor asks for the turn once a second, and so does a scheduled function in their absence. A pass looks with one
+statement for what there is to do, mostly nothing. Each step is made of short transactions of bounded size, is right in any
+number of copies at once, and gives way to the hot path: what waits too long for a lock is left to the next pass.
 """
 
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from datetime import datetime
 from functools import partial
 from itertools import groupby
 from typing import Any, LiteralString, NamedTuple
@@ -24,6 +23,11 @@ from sandfleet.shared.store.cancellation import TEMPORARY_KEEP_S
 from sandfleet.shared.store.ended import EndedRun
 from sandfleet.shared.store.expiry import (
     BATCH,
+    OLD_JOURNALS,
+    OLD_KEYS,
+    OLD_OPERATIONS,
+    OLD_THREADS,
+    SILENT,
     expire_journals,
     expire_keys,
     expire_threads,
@@ -33,7 +37,6 @@ from sandfleet.shared.store.expiry import (
 from sandfleet.shared.store.ready import ReadyRuns, ready_by_pool
 from sandfleet.shared.store.runs import settle_thread
 from sandfleet.shared.store.threads import lock
-from sandfleet.shared.store.turns import take_turn
 
 _log = logging.getLogger(__name__)
 
@@ -49,12 +52,10 @@ class _Report(NamedTuple):
 
 _ROUNDS = 10  # batches of a kind in a pass
 _PASS_S = 2.0  # no batch begins later in a pass: whoever sweeps has other duties
-# A pass waits for nobody for long, and nobody for one that was frozen in the middle of a transaction.
-_LIMITS: dict[LiteralString, str] = {
-    "lock_timeout": "1s",
-    "statement_timeout": "10s",
-    "idle_in_transaction_session_timeout": "5s",
-}
+
+LIMITS = {"lock_timeout": "1s", "statement_timeout": "10s", "idle_in_transaction_session_timeout": "5s"}
+"""Settings of a sweeping session: a pass waits for nobody for long, and nobody for one that was frozen in the middle of a
+transaction."""
 
 _TIMEOUT_GRACE_S = 10.0
 """How long after a run's time limit its executor may take to end the run; then the sweep does."""
@@ -63,12 +64,23 @@ _POISON = """{"error": "ExecutorLost", "message": "The executor died several tim
 _OVERDUE = """{"error": "RunTimeout", "message": "The run exceeded its time limit."}"""
 
 
-async def sweep_in_turn(
+class _Step(NamedTuple):
+    """Work in batches, and the condition that says if there is any. ``work`` returns how many rows a batch had."""
+
+    due: LiteralString
+    work: Callable[[], Awaitable[int]]
+
+
+async def set_limits(connection: Connection) -> None:
+    """Put `LIMITS` in place, for a connection that was not opened with them."""
+    for setting, limit in LIMITS.items():
+        await connection.execute("select set_config(%s, %s, false)", (setting, limit))
+
+
+async def sweep_as_configured(
     connection: Connection, settings: Settings, ended: list[EndedRun] | None = None
-) -> ReadyRuns | None:
-    """A pass if it is our turn; None if somebody else has swept within ``settings.sweep_every_s``."""
-    if not await take_turn(connection, "sweep", settings.sweep_every_s):
-        return None
+) -> ReadyRuns:
+    """`sweep` by the settings of this process."""
     return await sweep(
         connection,
         settings.poison_limit,
@@ -92,45 +104,46 @@ async def sweep(
 
     The runs that it ends are added to ``ended``, for those who watch them, also when it raises.
 
-    ``connection`` is in autocommit mode. No lease expires within one lease (``lease_s``) of a time when the database was
-    away: nobody could renew then. Raises psycopg.Error when the connection is lost; what else fails is logged, and the
-    rest is done all the same.
+    ``connection`` is in autocommit mode, with `LIMITS`. No lease expires within one lease (``lease_s``) of a time when the
+    database was away: nobody could renew then. Raises psycopg.Error when the connection is lost or the look fails; what
+    else fails is logged, and the rest is done all the same.
     """
     report = _Report([], [] if ended is None else ended)
     deadline = time.monotonic() + _PASS_S
-    for name, limit in _LIMITS.items():
-        await connection.execute("select set_config(%s, %s, false)", (name, limit))
-    try:
-        now = await _beat(connection, lease_s)
-        steps: list[Callable[[], Awaitable[int]]] = []
-        if now is not None:
-            lost = {"now": now, "poison_limit": poison_limit}
-            steps += [
-                partial(_end_lost, connection, report, lost),
-                partial(_return_expired, connection, report, lost),
-                partial(_end_overdue, connection, report),
-            ]
-        steps += [
-            partial(_release_delays, connection, report),
-            partial(_fill_slots, connection, report),
-            partial(expire_keys, connection, idempotency_ttl_s),
-            partial(expire_threads, connection),
-            partial(expire_journals, connection, journal_retention_s),
-            partial(forget_operations, connection),
-            partial(forget_silent, connection),
-        ]
-        for step in steps:
-            for _ in range(_ROUNDS):
-                done = 0
-                if time.monotonic() < deadline:
-                    async with _tolerant(connection):
-                        done = await step()
-                if done < BATCH:
-                    break
-    finally:
-        if not connection.closed:
-            for name in _LIMITS:
-                await connection.execute(f"reset {name}")
+    lost: dict[str, Any] = {"poison_limit": poison_limit}
+    steps = [
+        _Step(_ANY_EXPIRED, partial(_end_lost, connection, report, lost)),
+        _Step(_ANY_EXPIRED, partial(_return_expired, connection, report, lost)),
+        _Step(_ANY_LATE, partial(_end_overdue, connection, report)),
+        _Step(_ANY_DUE, partial(_release_delays, connection, report)),
+        _Step(_ANY_ROOM, partial(_fill_slots, connection, report)),
+        _Step(OLD_KEYS, partial(expire_keys, connection, idempotency_ttl_s)),
+        _Step(OLD_THREADS, partial(expire_threads, connection)),
+        _Step(OLD_JOURNALS, partial(expire_journals, connection, journal_retention_s)),
+        _Step(OLD_OPERATIONS, partial(forget_operations, connection)),
+        _Step(SILENT, partial(forget_silent, connection)),
+    ]
+    cursor = await connection.execute(
+        f"{_BEAT} select beat_at, array[{', '.join(f'coalesce({step.due}, false)' for step in steps)}] from beat",
+        {
+            "lease_s": lease_s,
+            "pause_s": lease_s / 2,
+            "grace_s": _TIMEOUT_GRACE_S,
+            "idempotency_ttl_s": idempotency_ttl_s,
+            "retention_s": journal_retention_s,
+        },
+    )
+    row = await cursor.fetchone()
+    assert row is not None
+    lost["now"], found = row
+    for step in (step for step, due in zip(steps, found, strict=True) if due):
+        for _ in range(_ROUNDS):
+            done = 0
+            if time.monotonic() < deadline:
+                async with _tolerant(connection):
+                    done = await step.work()
+            if done < BATCH:
+                break
     return ready_by_pool(report.ready)
 
 
@@ -147,24 +160,23 @@ async def _tolerant(connection: Connection) -> AsyncIterator[None]:
 
 # Sweeps come every second while the database answers, so a pause of half a lease says that it did not: it was frozen, cut
 # off or stopped. One that is frozen shows it in no other way. (So it is when nobody swept; then a dead executor's runs wait
-# for one lease more.)
-_BEAT = """
+# for one lease more.) It is steady when it has answered for one lease without a pause.
+# What the look finds, and what comes next in the sweep, counts leases as expired at the time of the beat, not at its own:
+# the database may be frozen between.
+_BEAT: LiteralString = """with beat as (
   insert into pulse as p (beat_at, steady_since) select n.now, n.now from (select clock_timestamp() as now) n
   on conflict (one) do update set beat_at = excluded.beat_at, steady_since =
     case when excluded.beat_at > p.beat_at + make_interval(secs => %(pause_s)s) then excluded.beat_at else p.steady_since end
-  returning beat_at, beat_at >= greatest(steady_since, pg_postmaster_start_time()) + make_interval(secs => %(lease_s)s)"""
+  returning beat_at,
+    beat_at >= greatest(steady_since, pg_postmaster_start_time()) + make_interval(secs => %(lease_s)s) as steady)"""
 
-
-async def _beat(connection: Connection, lease_s: float) -> datetime | None:
-    """The database's time now, if it has answered for one lease without a pause; else None.
-
-    What comes next in the sweep counts leases as expired at this time, not at its own: the database may be frozen between.
-    """
-    cursor = await connection.execute(_BEAT, {"lease_s": lease_s, "pause_s": lease_s / 2})
-    row = await cursor.fetchone()
-    assert row is not None
-    return row[0] if row[1] else None
-
+# Conditions of the look. The least of an indexed column is one step into the index, whatever the planner believes.
+_ANY_EXPIRED: LiteralString = """(
+  (select min(r.lease_expires_at) from runs r where r.status = 'running') < (select beat_at from beat where steady))"""
+_ANY_DUE: LiteralString = "((select min(r.not_before) from runs r where r.gate = 'time') <= now())"
+_ROOM: LiteralString = """tenants t where t.waiting > 0 and t.slots < t.max_in_flight
+  and exists (select 1 from runs r where r.tenant = t.tenant and r.gate = 'tenant')"""
+_ANY_ROOM: LiteralString = f"exists (select 1 from {_ROOM})"
 
 _EXPIRED: LiteralString = "r.status = 'running' and r.lease_expires_at < %(now)s"
 
@@ -193,6 +205,8 @@ async def _end_lost(connection: Connection, report: _Report, lost: dict[str, Any
 # A run that was never started waits without a limit: the time counts from the first start.
 _LATE: LiteralString = """(r.status = 'pending' and r.started_at < clock_timestamp() - make_interval(secs => r.timeout_s)
   or r.status = 'running' and r.started_at < clock_timestamp() - make_interval(secs => r.timeout_s + %(grace_s)s))"""
+
+_ANY_LATE: LiteralString = f"exists (select 1 from runs r where {_LATE})"
 
 
 async def _end_overdue(connection: Connection, report: _Report) -> int:
@@ -301,10 +315,7 @@ async def _release_delays(connection: Connection, report: _Report) -> int:
 
 async def _fill_slots(connection: Connection, report: _Report) -> int:
     """Give slots that a raised cap has made to runs that wait for one."""
-    cursor = await connection.execute(
-        """select tenant from tenants t where waiting > 0 and slots < max_in_flight
-           and exists (select 1 from runs r where r.tenant = t.tenant and r.gate = 'tenant')"""
-    )
+    cursor = await connection.execute(f"select t.tenant from {_ROOM}")
     for (tenant,) in await cursor.fetchall():
         async with _tolerant(connection), connection.transaction():
             await connection.execute("select 1 from tenants where tenant = %s for update", (tenant,))

@@ -1,5 +1,6 @@
 """Executions of runs in this process, with writer, publisher and database as they are."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -42,11 +43,15 @@ class Executor:
         self.writer: FencedWriter = world.writer
         self.publisher: Publisher = world.publisher
         self.sandboxes = SandboxClient(socket)
+        self._beginning = asyncio.Lock()
 
-    async def claim(self, graph: Any, **kwargs: Any) -> Execution:
-        """A new run of ``graph``, claimed."""
-        await self.world.run()
+    async def claim(self, graph: Any, *, attempt: int = 1, **kwargs: Any) -> Execution:
+        """A new run of ``graph``, claimed for its ``attempt``."""
+        key = await self.world.run()
         async with self.world.pool.connection() as connection:
+            await connection.execute(
+                "update runs set attempt = %s where run_id = %s", (attempt - 1, key.run_id)
+            )
             (run,) = await claim(connection, "default", "me", 3600, 1, longest_waiting=False)
         services = Services(
             self.world.settings.model_copy(update={"host_secret": "of these tests"}),
@@ -57,6 +62,7 @@ class Executor:
             self.sandboxes,
             LedgerLinks(self.world.database_url, self.writer, self.world.pool),
             read_templates(self.world.settings),
+            self._beginning,
         )
         run = replace(run, kwargs={"input": {}, **kwargs})
         return Execution(run, Lease(time.monotonic() + 3600), services)

@@ -18,6 +18,7 @@ from sandfleet.fleet.sandbox.run_sandbox import current_sandbox
 from sandfleet.shared.errors import LeaseInDoubt, SandfleetError
 from sandfleet.shared.ids import Fence, Owner
 from sandfleet.shared.store.claims import finish
+from sandfleet.shared.streams.entry import stream_key
 from tests.executor.conftest import Executor, open_executor
 from tests.streams.wire import open_wire
 from tests.waiting import eventually
@@ -193,3 +194,45 @@ async def test_what_we_owe_a_graph_is_never_its_error(executor: Executor, error:
     ended = await execution.execute()
     assert not ended.hand_over
     assert (await executor.stored(execution.run.fence.key))[:2] == ("running", None)
+
+
+async def test_watchers_of_a_run_that_was_taken_over_learn_so_before_its_work_begins(
+    executor: Executor,
+) -> None:
+    """Red without the wait for the first event: a hundred runs that begin at once keep it for a second."""
+    told: list[int] = []
+
+    async def node(state: State) -> State:
+        told.append(await executor.world.redis.exists(stream_key(execution.run.fence.key.run_id)))
+        return await step(state)
+
+    execution = await executor.claim(graph_of(node), attempt=2)
+    await execution.execute()
+    assert told == [1]
+
+
+async def test_runs_that_are_claimed_together_begin_one_after_the_other(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when many first steps, which are all computation, hold the loop in one go."""
+    turns = 0
+    begun: list[int] = []
+    build = execution_module.build_config
+
+    def building(*args: Any) -> Any:
+        begun.append(turns)
+        return build(*args)
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(execution_module, "build_config", building)
+    executions = [await executor.claim(graph_of(step)) for _ in range(5)]
+    counting = asyncio.create_task(count())
+    await asyncio.gather(*(execution.execute() for execution in executions))
+    counting.cancel()
+    assert len(begun) == 5
+    assert len(set(begun)) == 5

@@ -48,7 +48,7 @@ async def deployment(database, redis_url, queue_urls, servers):
         await connection.execute(
             "truncate runs, threads, journal, tenants, api_keys, executors, pulse cascade"
         )
-        await connection.execute("update turns set taken_at = '-infinity'")
+        await connection.execute("update turns set due_at = '-infinity'")
         await create_key(connection, Owner("a", "u"), "test")
         env = {
             "SANDFLEET_DATABASE_URL": database,
@@ -56,6 +56,7 @@ async def deployment(database, redis_url, queue_urls, servers):
             "SANDFLEET_AWS_ENDPOINT_URL": servers.aws_endpoint_url,
             "SANDFLEET_QUEUE_URLS": json.dumps(queue_urls),
             "SANDFLEET_LEASE_S": str(LEASE_S),
+            "SANDFLEET_RENEW_EVERY_S": "1",
             "SANDFLEET_SWEEP_EVERY_S": "0.2",
         }
         yield env, connection, pool
@@ -105,7 +106,7 @@ async def test_the_scheduled_sweep_returns_the_runs_of_a_dead_fleet(deployment):
 async def test_the_scheduled_sweep_leaves_the_turns_to_executors(deployment):
     """Red when it sweeps beside a living fleet."""
     env, connection, _ = deployment
-    await connection.execute("update turns set taken_at = clock_timestamp() + interval '1 hour'")
+    await connection.execute("update turns set due_at = clock_timestamp() + interval '1 hour'")
     answer, logs, _ = await invoke(env, "sweeper", {})
     assert answer == {"passes": 0, "ready": 0}
     assert metric(logs, "SweepPasses") == 0

@@ -81,7 +81,12 @@ async def test_a_lease_that_held_when_the_sweep_began_does_not_expire_in_it(
     connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The database is frozen within a sweep. Red when a later step of it reads the clock anew."""
-    await connection.execute("update runs set lease_expires_at = clock_timestamp() + interval '2 s'")
+    await connection.execute(
+        """insert into runs (tenant, user_id, run_id, thread_id, assistant_id, graph_id, kind, pool, class, status,
+             multitask_strategy, timeout_s, kwargs, metadata, lease_owner, lease_expires_at)
+           select tenant, user_id, gen_random_uuid(), gen_random_uuid(), assistant_id, graph_id, kind, pool, class, status,
+             multitask_strategy, timeout_s, kwargs, metadata, 'x', clock_timestamp() + interval '2 s' from runs"""
+    )
     execute = connection.execute
 
     async def frozen(query: Any, *args: Any, **kwargs: Any) -> Any:
@@ -90,5 +95,6 @@ async def test_a_lease_that_held_when_the_sweep_began_does_not_expire_in_it(
         return await execute(query, *args, **kwargs)
 
     monkeypatch.setattr(connection, "execute", frozen)
-    assert await sweep(connection, 5, LEASE_S, 3600) == {}
-    assert await state(connection) == ("running", 1, 0)
+    assert await sweep(connection, 5, LEASE_S, 3600) == {"default": 1}
+    rows = await (await connection.execute("select status, deaths from runs order by status")).fetchall()
+    assert rows == [("pending", 1), ("running", 0)]

@@ -27,7 +27,7 @@ async def pool(database):
             await connection.execute(
                 "truncate runs, threads, journal, checkpoints, api_keys, tenants, flows, vclock cascade"
             )
-            await connection.execute("update turns set taken_at = default")
+            await connection.execute("update turns set due_at = default")
             await create_key(connection, OWNER, "test")
         yield pool
 

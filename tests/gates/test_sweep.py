@@ -16,8 +16,8 @@ from sandfleet.shared.store.api_keys import create_key
 from sandfleet.shared.store.cancellation import request_cancel
 from sandfleet.shared.store.claims import claim, finish, renew
 from sandfleet.shared.store.submission import submit, submit_on
-from sandfleet.shared.store.sweep import sweep
-from sandfleet.shared.store.turns import take_turn
+from sandfleet.shared.store.sweep import set_limits, sweep
+from sandfleet.shared.store.turns import take_sweep_turn, take_turn
 from tests.gates.test_gates import ending, submission
 
 LEASE_S = 0.0  # the database counts as having been up for long: an expired lease is returned at once
@@ -34,7 +34,7 @@ async def pool(database, monkeypatch):
             "truncate runs, threads, journal, tool_calls, checkpoints, state_snapshots, executors, hosts, api_keys,"
             " tenants, flows, vclock, idempotency_keys, pulse cascade"
         )
-        await connection.execute("update turns set taken_at = '-infinity'")
+        await connection.execute("update turns set due_at = '-infinity'")
         for tenant in ("a", "b"):
             await create_key(connection, Owner(tenant, "u"), "test")
     yield pool
@@ -187,11 +187,14 @@ async def test_what_one_tenant_blocks_holds_up_no_other(pool, database):
     await claimed(pool, 1, lease_s=-1)
     async with await psycopg.AsyncConnection.connect(database) as blocker:
         await blocker.execute("select 1 from tenants where tenant = 'a' for update")
-        async with asyncio.timeout(60):
-            assert await swept(pool) == {"default": 2}
+        async with (
+            asyncio.timeout(60),
+            await psycopg.AsyncConnection.connect(database, autocommit=True) as own,
+        ):
+            await set_limits(own)
+            assert await sweep(own, 5, LEASE_S, LONG_S, LONG_S) == {"default": 2}
         await blocker.rollback()
     assert await swept(pool) == {"default": 1}
-    assert await sql(pool, "show lock_timeout") == [("0",)]
 
 
 async def test_sweeps_in_many_copies_do_everything_once(pool):
@@ -225,7 +228,7 @@ async def test_the_thread_of_a_stateless_run_is_removed_in_time(pool):
     assert await sql(pool, "select count(*) from runs where thread_id = %s", used) == [(2,)]
 
 
-async def test_a_thread_that_is_taken_at_this_moment_is_left_alone(pool, monkeypatch):
+async def test_a_thread_that_is_due_at_this_moment_is_left_alone(pool, monkeypatch):
     """Red when the thread is removed by what was read before its lock: the run that was accepted on it would be lost."""
     thread = new_id()
     await submit(pool, submission("a", thread, temporary=True))
@@ -306,13 +309,37 @@ async def test_what_dead_processes_left_is_forgotten(pool):
 async def test_one_of_many_gets_the_turn(pool):
     """Red when two get it, or when it never comes again."""
 
-    async def ask(every_s):
+    async def ask():
         async with pool.connection() as connection:
-            return await take_turn(connection, "sweep", every_s)
+            return await take_turn(connection, "sweep", 60)
 
-    assert sum(await asyncio.gather(*(ask(60) for _ in range(12)))) == 1
-    assert not await ask(60)
-    assert await ask(0)
+    assert sum(await asyncio.gather(*(ask() for _ in range(12)))) == 1
+    assert not await ask()
+    await sql(pool, "update turns set due_at = due_at - interval '60 s'")
+    assert await ask()
+
+
+async def test_the_turn_to_sweep_comes_as_soon_as_a_lease_ends(pool):
+    """Red when a run whose executor is gone waits for the end of the pause, or an expired lease makes turns come at once
+    for ever."""
+    for _ in range(2):
+        await submit(pool, submission("a", new_id()))
+
+    async def next_turn_s():
+        await sql(pool, "update turns set due_at = '-infinity'")
+        async with pool.connection() as connection:
+            return await take_sweep_turn(connection, 60)
+
+    assert 59 < await next_turn_s() <= 60
+    await claimed(pool, 1, lease_s=-1)
+    assert 59 < await next_turn_s() <= 60
+    await claimed(pool, 1, lease_s=30)
+    assert 0 < await next_turn_s() < 31
+    assert await sql(
+        pool,
+        "select count(*) from turns, runs where name = 'sweep' and due_at > lease_expires_at"
+        " and lease_expires_at > clock_timestamp()",
+    ) == [(1,)]
 
 
 @pytest.fixture
@@ -323,7 +350,7 @@ async def permits(servers, queue_urls):
 
 
 async def missing(pool, permits):
-    await sql(pool, "update turns set taken_at = '-infinity'")
+    await sql(pool, "update turns set due_at = '-infinity'")
     async with pool.connection() as connection:
         wanted = await top_up.wanted_permits(connection)
     return await top_up.missing_permits(permits, wanted)
@@ -361,13 +388,23 @@ async def test_a_sweep_stays_quick_beside_many_runs(pool):
            select 'a', 'u', gen_random_uuid(), gen_random_uuid(), gen_random_uuid(), 'g', 'run', 'default', 1, 'success',
              'enqueue', 60, '{}', '{}', clock_timestamp(), clock_timestamp() from generate_series(1, 50000)""",
     )
+    for state in (
+        "status = 'running', lease_owner = 'gone', lease_expires_at = clock_timestamp() - interval '1 s'",
+        "status = 'pending', finished_at = null, gate = 'time', not_before = clock_timestamp()",
+        "status = 'running', finished_at = null, started_at = clock_timestamp() - interval '1 day'",
+        "status = 'success', finished_at = clock_timestamp() - interval '20 days'",
+        "kind = 'update_state', finished_at = clock_timestamp() - interval '1 day'",
+    ):
+        await sql(
+            pool, f"update runs set {state} where seq = (select max(seq) from runs where status = 'success')"
+        )
     await sql(pool, "analyze runs")
     async with pool.connection() as connection:
         plans = []
         execute = connection.execute
 
         async def explained(query, *args, **kwargs):
-            if "from runs" in str(query) and "limit" in str(query):
+            if "from runs" in str(query) and ("limit" in str(query) or "beat" in str(query)):
                 cursor = await execute(f"explain {query}", *args, **kwargs)
                 plans.append("\n".join(row[0] for row in await cursor.fetchall()))
             return await execute(query, *args, **kwargs)
@@ -377,5 +414,6 @@ async def test_a_sweep_stays_quick_beside_many_runs(pool):
         await sweep(connection, 5, LEASE_S, LONG_S)
         del connection.execute
     print(f"a sweep beside 50,000 ended runs: {1000 * (time.monotonic() - begun):.0f} ms")
+    assert "Insert on pulse" in plans[0]
     assert len(plans) >= 6
     assert [plan for plan in plans if "Seq Scan on runs" in plan] == []

@@ -19,8 +19,8 @@ create table api_keys (
   revoked_at timestamptz
 );
 
--- Work that a deployment does once in a while: when somebody last took the turn.
-create table turns (name text primary key, taken_at timestamptz not null default '-infinity') with (fillfactor = 20);
+-- Work that a deployment does once in a while: when it is somebody's turn again.
+create table turns (name text primary key, due_at timestamptz not null default '-infinity') with (fillfactor = 20);
 insert into turns (name) values ('sweep'), ('top_up'), ('suspects');
 
 -- Start-time fair queueing: one virtual clock per (pool, class), one finish per tenant in it.
