@@ -37,26 +37,26 @@ class Kind(StrEnum):
 
 
 # Per thousand. The losses of messages are cheap, so they fill most of the time; those of processes are as frequent as lets
-# work go on between them on two cores, where a start takes seconds; PostgreSQL's are a few leases apart, since no lease
-# expires within one lease of its start.
+# work go on between them on two cores that others use too: the start of an executor takes 2.5 s of one of them.
+# PostgreSQL's are many leases apart, since no lease expires within one lease of its start.
 _WEIGHTS = {
-    (Kind.KILL, EXECUTORS): 45,
-    (Kind.TERM, EXECUTORS): 25,
-    (Kind.STOP, EXECUTORS): 25,
-    (Kind.KILL, APIS): 25,
-    (Kind.TERM, APIS): 15,
-    (Kind.STOP, APIS): 15,
-    (Kind.KILL, (HOST,)): 12,
-    (Kind.STOP, (HOST,)): 8,
-    (Kind.REDIS_KILL, ("redis",)): 25,
+    (Kind.KILL, EXECUTORS): 20,
+    (Kind.TERM, EXECUTORS): 10,
+    (Kind.STOP, EXECUTORS): 15,
+    (Kind.KILL, APIS): 10,
+    (Kind.TERM, APIS): 6,
+    (Kind.STOP, APIS): 8,
+    (Kind.KILL, (HOST,)): 6,
+    (Kind.STOP, (HOST,)): 5,
+    (Kind.REDIS_KILL, ("redis",)): 20,
     (Kind.REDIS_FLUSH, ("redis",)): 50,
-    (Kind.POSTGRES_STOP, ("postgres",)): 8,
-    (Kind.POSTGRES_CRASH, ("postgres",)): 7,
-    (Kind.QUEUE_STOP, ("ministack",)): 10,
-    (Kind.RINGS_DROPPED, ("redis",)): 190,
-    (Kind.RINGS_DOUBLED, ("redis",)): 170,
-    (Kind.PERMITS_DROPPED, ("ministack",)): 190,
-    (Kind.PERMITS_DOUBLED, ("ministack",)): 180,
+    (Kind.POSTGRES_STOP, ("postgres",)): 6,
+    (Kind.POSTGRES_CRASH, ("postgres",)): 6,
+    (Kind.QUEUE_STOP, ("ministack",)): 8,
+    (Kind.RINGS_DROPPED, ("redis",)): 215,
+    (Kind.RINGS_DOUBLED, ("redis",)): 200,
+    (Kind.PERMITS_DROPPED, ("ministack",)): 215,
+    (Kind.PERMITS_DOUBLED, ("ministack",)): 200,
 }
 _STOPS = {
     Kind.STOP: (1.0, 20.0),

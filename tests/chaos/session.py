@@ -31,7 +31,7 @@ SETTINGS = {
 }
 """Settings of the stack under chaos: recovery within seconds, so that many faults fit in a minute."""
 
-CLIENTS = 24
+CLIENTS = 48
 NO_PROGRESS_S = 120.0
 """Without a fault and without a single run that ends, for this long: the rest is lost."""
 
