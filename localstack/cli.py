@@ -148,7 +148,7 @@ def invariants(
         bool, typer.Option("--all", help="Look at all runs that are over, not only at the newest 50,000.")
     ] = False,
 ) -> None:
-    """Check that a deployment is as it must be; exit code 1 and what breaks a rule if it is not."""
+    """Check that a deployment is as it must be; exit code 1 and what breaks a rule if it is not, 2 if a part is away."""
     from sandfleet.localstack import terminal
     from sandfleet.localstack.commands import invariants as command
 

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import psycopg
 import typer
+from botocore.exceptions import BotoCoreError, ClientError
 from langgraph_sdk.errors import LangGraphError
 from rich.console import Console
 from rich.markup import escape
@@ -41,7 +42,14 @@ def run(command: Coroutine[Any, Any, int | None]) -> None:
         code = asyncio.run(_until_signal(command))
     except asyncio.CancelledError:
         code = INTERRUPTED
-    except (SandfleetError, LangGraphError, httpx.HTTPError, psycopg.Error) as error:
+    except (
+        SandfleetError,
+        LangGraphError,
+        httpx.HTTPError,
+        psycopg.Error,
+        BotoCoreError,
+        ClientError,
+    ) as error:
         err.print(f"[bold red]Error:[/] {escape(_explain(error))}")
         code = 1
     raise typer.Exit(code or 0)

@@ -94,6 +94,13 @@ class LeaseInDoubt(SandfleetError):
     status = 503
 
 
+class InvalidSettings(SandfleetError):
+    """The environment has a value that no process of ours can work with; the message names the variable."""
+
+    code = "invalid_settings"
+    status = 500
+
+
 class GraphLoadError(SandfleetError):
     """A graph of ``langgraph.json`` cannot be loaded; the message names the graph and the reason."""
 

@@ -3,12 +3,16 @@
 Units are in the names: ``_s`` seconds, ``_ms`` milliseconds, ``_bytes`` bytes.
 """
 
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Self
 
-from pydantic import AliasChoices, Field, model_validator
+from pydantic import AliasChoices, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from sandfleet.shared.errors import InvalidSettings
 
 
 class Settings(BaseSettings):
@@ -213,7 +217,26 @@ class Settings(BaseSettings):
         return self
 
 
+def read_settings() -> Settings:
+    """The settings in the environment. Raises InvalidSettings."""
+    try:
+        return Settings()  # type: ignore[call-arg, unused-ignore]
+    except ValidationError as error:
+        raise InvalidSettings("; ".join(_explained(problem) for problem in error.errors())) from None
+
+
+def _explained(problem: ErrorDetails) -> str:
+    message = problem["msg"].removeprefix("Value error, ")
+    if not problem["loc"]:
+        return message
+    name = str(problem["loc"][0])
+    return f"{name if name.isupper() else f'SANDFLEET_{name.upper()}'}: {message}"
+
+
 @cache
 def settings() -> Settings:
-    """The settings of this process, read once."""
-    return Settings()  # type: ignore[call-arg, unused-ignore]
+    """The settings of this process, read once. Wrong ones end it, with a line that says which."""
+    try:
+        return read_settings()
+    except InvalidSettings as error:
+        sys.exit(f"{error.code}: {error.message}")

@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 from sandfleet.localstack import docker_api
 from sandfleet.localstack.deployment_check import check_stack
 from sandfleet.localstack.leftovers import LABEL
+from sandfleet.localstack.process import free_port
 from sandfleet.localstack.sandbox_leftovers import check_sandboxes
 from sandfleet.shared.ids import new_id
 from sandfleet.shared.invariants import queues
@@ -62,6 +63,68 @@ async def test_the_command_names_what_is_broken_and_fails(client, stack):
     assert (code, report["ok"]) == (1, False)
     assert "sf:forgotten" in [violation["id"] for violation in report["violations"]]
     assert "secret" not in output
+
+
+@pytest.mark.parametrize(
+    ("variable", "named", "checked"),
+    [
+        ("DATABASE_URL", "PostgreSQL", "Redis key without a time to live"),
+        ("REDIS_URL", "Redis", "tenant's counters"),
+        ("AWS_ENDPOINT_URL", "SQS", "Redis key without a time to live"),
+        ("DOCKER_HOST", "The Docker Engine", "Redis key without a time to live"),
+    ],
+)
+async def test_a_part_that_is_away_is_named_and_the_others_are_checked(
+    variable, named, checked, servers, engine, database, redis_url, queue_urls
+):
+    """Red when the command ends with a traceback, with 0, or as if it had found nothing but violations."""
+    env = {
+        **os.environ,
+        "DATABASE_URL": database,
+        "REDIS_URL": redis_url,
+        "AWS_ENDPOINT_URL": servers.aws_endpoint_url,
+        "SANDFLEET_QUEUE_URLS": json.dumps(queue_urls),
+        "DOCKER_HOST": engine,
+    }
+    port = free_port()
+    scheme, _, rest = env[variable].partition("://")
+    path = f"/{rest.partition('/')[2]}" if scheme != "unix" else ""
+    env[variable] = f"{'http' if scheme == 'unix' else scheme}://127.0.0.1:{port}{path}"
+    async with (
+        await psycopg.AsyncConnection.connect(database, autocommit=True) as connection,
+        Redis.from_url(redis_url) as redis,
+    ):
+        await connection.execute(
+            "insert into tenants (tenant, max_in_flight, max_queued, slots) values ('x', 1, 1, 1)"
+            " on conflict do nothing"
+        )
+        await redis.set("sf:forgotten", "1")
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *COMMAND,
+                "invariants",
+                env=env,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            output, errors = await process.communicate()
+        finally:
+            await redis.flushdb()
+    said = errors.decode().splitlines()
+    assert (process.returncode, len(said)) == (2, 1), errors.decode()
+    assert said[0].startswith(f"Error: {named} does not answer")
+    assert checked in output.decode()
+
+
+async def test_wrong_settings_are_named(database):
+    """Red when they show as a traceback, or as something that is broken in the deployment."""
+    env = {**os.environ, "DATABASE_URL": database, "SANDFLEET_LEASE_S": "2"}
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, "invariants", env=env, stderr=asyncio.subprocess.PIPE
+    )
+    _, errors = await process.communicate()
+    assert process.returncode == 2
+    assert errors.decode().startswith("Error: SANDFLEET_RENEW_EVERY_S is 5 and must be at most a third")
 
 
 async def test_a_redis_key_without_a_time_to_live_is_named(redis_url):

@@ -1,5 +1,9 @@
 """Settings that must fit each other."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 from pydantic import ValidationError
 
@@ -12,3 +16,14 @@ def test_what_must_happen_often_within_a_lease_is_held_to_it(name: str) -> None:
     with pytest.raises(ValidationError, match=f"SANDFLEET_{name.upper()} is 3 and must be at most a third"):
         Settings(lease_s=8.9, **{"renew_every_s": 1.0, name: 3.0})  # type: ignore[arg-type]
     assert Settings(lease_s=9.0, **{"renew_every_s": 1.0, name: 3.0}).lease_s == 9.0  # type: ignore[arg-type]
+
+
+def test_wrong_settings_end_a_process_with_a_line_for_each() -> None:
+    """Red when they show as a traceback."""
+    code = "from sandfleet.shared.settings import settings; settings()"
+    env = {**os.environ, "SANDFLEET_SLOTS": "none", "AWS_ENDPOINT_URL": "", "SANDFLEET_POISON_LIMIT": "0"}
+    ended = subprocess.run([sys.executable, "-c", code], check=False, env=env, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("invalid_settings: SANDFLEET_SLOTS: Input should be a valid integer")
+    assert "; SANDFLEET_POISON_LIMIT: Input should be greater than or equal to 1" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
