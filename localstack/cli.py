@@ -16,6 +16,10 @@ app = typer.Typer(
 )
 db = typer.Typer(help="The database's schema.", no_args_is_help=True)
 app.add_typer(db, name="db")
+network = typer.Typer(
+    help="The firewall's rules for sandboxes with a network of their own (root).", no_args_is_help=True
+)
+app.add_typer(network, name="network")
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "langgraph.json"
 
@@ -175,3 +179,21 @@ def migrate(root: Root = ROOT) -> None:
     from sandfleet.localstack.commands import db as command
 
     terminal.run(command.migrate(root))
+
+
+@network.command("check")
+def network_check() -> None:
+    """Say whether the rules are installed, and which networks they guard."""
+    from sandfleet.localstack import terminal
+    from sandfleet.localstack.commands import network as command
+
+    terminal.run(command.check())
+
+
+@network.command("uninstall")
+def network_uninstall() -> None:
+    """Remove the rules; refused while sandboxes with a network are there. Sandbox hosts install them anew at need."""
+    from sandfleet.localstack import terminal
+    from sandfleet.localstack.commands import network as command
+
+    terminal.run(command.uninstall())

@@ -8,13 +8,16 @@ import secrets
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import psycopg
 
+from sandfleet.fleet.host import firewall
 from sandfleet.fleet.host.base_image import ensure_image
+from sandfleet.fleet.host.firewall import FirewallError
 from sandfleet.localstack import dev_file, docker_api
 from sandfleet.localstack.dev_file import StackInfo
 from sandfleet.localstack.engine import Sandboxing, choose_sandboxing
@@ -139,6 +142,9 @@ class Stack:
             label = f"{LABEL}={self.supervisor.instance}"
             removed = await asyncio.to_thread(docker_api.remove_labelled, self._sandboxing.docker_host, label)
         removed += await self.supervisor.close()
+        if os.geteuid() == 0:
+            with suppress(FirewallError):  # another stack's sandboxes have networks
+                await firewall.uninstall()
         self.dev_json.unlink(missing_ok=True)
         self._info = None
         return removed

@@ -5,6 +5,7 @@ Units are in the names: ``_s`` seconds, ``_ms`` milliseconds, ``_bytes`` bytes.
 
 import sys
 from functools import cache
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Self
 
@@ -201,6 +202,16 @@ class Settings(BaseSettings):
         5.0, gt=0, description="Warm sandboxes that a host starts in a second at most."
     )
     warm_age_s: float = Field(600.0, gt=0, description="Age at which an unused warm sandbox is replaced.")
+    network_pool: IPv4Network = Field(
+        IPv4Network("10.253.240.0/20"),
+        description="Private range of the networks of sandboxes with the policy egress, a /28 each; no route of the "
+        "host may overlap it.",
+    )
+    sandbox_dns: list[IPv4Address] = Field(
+        [IPv4Address("1.1.1.1"), IPv4Address("8.8.8.8")],
+        min_length=1,
+        description='Public name servers of sandboxes with the policy egress, as JSON, e.g. ["9.9.9.9"].',
+    )
     sandbox_lifetime_s: float = Field(3600.0, gt=0, description="Longest life of a sandbox.")
 
     @model_validator(mode="after")

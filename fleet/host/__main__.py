@@ -36,7 +36,7 @@ def make_backend(config: Settings, templates: Templates, instance: str) -> Backe
     """The backend that the settings name, not yet open."""
     if config.sandbox == "bwrap":
         return BwrapBackend(templates)
-    return DockerBackend(config.docker_host, templates, instance)
+    return DockerBackend(config, templates, instance)
 
 
 @contextmanager

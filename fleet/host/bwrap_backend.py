@@ -63,6 +63,12 @@ class BwrapBackend:
                 f"bwrap cannot make a sandbox here: {complaint.decode(errors='replace').strip()[:300]}. "
                 "Allow unprivileged user namespaces, or use SANDFLEET_SANDBOX=docker."
             )
+        for name, template in self._templates.items():
+            if template.network == "egress":
+                self.refused[name] = (
+                    f'Template {name!r} has network = "egress", which needs a Docker Engine: bwrap makes no networks.'
+                )
+                logger.error(self.refused[name])
         logger.warning(
             "sandboxes are made with bwrap: for development only. They share this machine's kernel and programs, "
             "their memory is limited per process, and their CPU is not limited"

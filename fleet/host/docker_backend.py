@@ -20,8 +20,10 @@ from sandfleet.fleet.host.backend import (
 )
 from sandfleet.fleet.host.engine import Engine, EngineError
 from sandfleet.fleet.host.freezer import Freezer
+from sandfleet.fleet.host.networks import NetworkRefused, Networks
 from sandfleet.shared.errors import SandfleetError
 from sandfleet.shared.ids import RunKey
+from sandfleet.shared.settings import Settings
 from sandfleet.shared.templates import DEFAULT, Template, Templates
 
 logger = logging.getLogger(__name__)
@@ -32,6 +34,7 @@ TEMPLATE_LABEL = "sandfleet.template"
 SANDBOX_LABEL = (
     "sandfleet.sandbox"  # its id; the run is in the container's name, since labels cannot be changed
 )
+_NO_IPV6 = ("net.ipv6.conf.all.disable_ipv6", "net.ipv6.conf.default.disable_ipv6")
 _FULL = 0.95  # of the memory limit: beside it the kernel takes and gives back a few MiB all the time
 _SHM_BYTES = 64 * 1024 * 1024
 # Kernel limits such as inotify instances or pending signals count per user id on the whole machine, so each sandbox
@@ -46,12 +49,16 @@ class DockerBackend:
 
     name = "docker"
 
-    def __init__(self, docker_host: str, templates: Templates, instance: str) -> None:
+    def __init__(self, settings: Settings, templates: Templates, instance: str) -> None:
         self.refused: dict[str, str] = {}
-        self._engine = Engine(docker_host)
+        self._engine = Engine(settings.docker_host)
+        labels = {LABEL: "1", INSTANCE_LABEL: instance}
+        self._networks = Networks(self._engine, settings.network_pool, labels)
+        self._resolvers = [str(address) for address in settings.sandbox_dns]
         self._templates = templates.templates
         self._instance = instance
         self._made: dict[str, Template] = {}  # of the sandboxes that there are, by handle
+        self._network_of: dict[str, str] = {}  # of those that have one
         self._uids = (_UID_FIRST, _UID_COUNT)
         self._freezers: dict[str, Freezer] = {}  # of containers that are frozen, by their ids
 
@@ -66,6 +73,18 @@ class DockerBackend:
                 f"The engine has no image {image}. Build it: "
                 f"python -m sandfleet.fleet.host.base_image --tag {image}"
             )
+        await self._open_networks()
+
+    async def _open_networks(self) -> None:
+        names = [name for name, template in self._templates.items() if template.network == "egress"]
+        if not names:
+            return
+        try:
+            await self._networks.open(_name(f"trial-{secrets.token_hex(4)}", None))
+        except NetworkRefused as error:
+            for name in names:
+                self.refused[name] = f'Template {name!r} has network = "egress", but {error.message}.'
+                logger.error(self.refused[name])
 
     async def sweep(self, alive: Callable[[], set[str]]) -> None:
         found = await self._engine.containers(f"{LABEL}=1", f"{INSTANCE_LABEL}={self._instance}")
@@ -74,9 +93,10 @@ class DockerBackend:
         if left:
             await asyncio.gather(*(self._engine.remove_container(container) for container in left))
             logger.info("removed containers that no sandbox owns", extra={"count": len(left)})
+        await self._networks.sweep(alive=lambda: {_name(sandbox_id, None) for sandbox_id in alive()})
 
     async def create(self, launch: Launch) -> str:
-        name = _name(launch.sandbox_id, launch.key)
+        name, network = _name(launch.sandbox_id, launch.key), _name(launch.sandbox_id, None)
         uid = self._uids[0] + secrets.randbelow(self._uids[1])
         for file, kind in (("passwd", f"x:{uid}:{uid}:sandbox:/workspace:/bin/sh"), ("group", f"x:{uid}:")):
             root = "root:x:0:0:root:/root:/bin/sh" if file == "passwd" else "root:x:0:"
@@ -86,7 +106,12 @@ class DockerBackend:
         shown = kernel_files(template) if template.runtime in ("", "runc") else {}
         for path, content in shown.items():
             (launch.folder / Path(path).name).write_text(content)
+        if template.network == "egress":
+            servers = "".join(f"nameserver {address}\n" for address in self._resolvers)
+            (launch.folder / "resolv.conf").write_text(servers)
         try:
+            if template.network == "egress":
+                await self._networks.create(network, self._labels(launch))
             made = await self._engine.call(
                 "POST", "/containers/create", params={"name": name}, body=self._container(launch, uid, shown)
             )
@@ -94,9 +119,13 @@ class DockerBackend:
         except BaseException:
             with suppress(SandfleetError):
                 await self._engine.remove_container(name)
+                if template.network == "egress":
+                    await self._networks.remove(network)
             raise
         handle = str(made["Id"])
         self._made[handle] = template
+        if template.network == "egress":
+            self._network_of[handle] = network
         return handle
 
     def _container(self, launch: Launch, uid: int, shown: dict[str, str]) -> dict[str, Any]:
@@ -133,6 +162,13 @@ class DockerBackend:
                 {"Name": "nofile", "Soft": limits.open_files, "Hard": limits.open_files},
             ],
         }
+        if limits.network == "egress":
+            host |= {
+                "NetworkMode": _name(launch.sandbox_id, None),
+                "Dns": self._resolvers,  # of the engine's own resolver, which asks from within the sandbox's network
+                "Sysctls": dict.fromkeys(_NO_IPV6, "1"),
+            }
+            host["Binds"].append(f"{launch.folder}/resolv.conf:/etc/resolv.conf:ro")
         if limits.runtime:
             host["Runtime"] = limits.runtime
         return {
@@ -145,13 +181,16 @@ class DockerBackend:
             "Hostname": "sandbox",
             "StopSignal": "SIGKILL",
             "Healthcheck": {"Test": ["NONE"]},
-            "Labels": {
-                LABEL: "1",
-                INSTANCE_LABEL: self._instance,
-                TEMPLATE_LABEL: limits.name,
-                SANDBOX_LABEL: launch.sandbox_id,
-            },
+            "Labels": self._labels(launch),
             "HostConfig": host,
+        }
+
+    def _labels(self, launch: Launch) -> dict[str, str]:
+        return {
+            LABEL: "1",
+            INSTANCE_LABEL: self._instance,
+            TEMPLATE_LABEL: launch.template.name,
+            SANDBOX_LABEL: launch.sandbox_id,
         }
 
     async def freeze(self, handle: str) -> bool:
@@ -187,8 +226,8 @@ class DockerBackend:
                 await self._engine.call("POST", f"/containers/{handle}/{call}")
 
     async def lend_cpu(self, handle: str, *, lend: bool) -> None:
-        limits = self._made[handle]
-        if limits.cpus < 1:
+        limits = self._made.get(handle)
+        if limits is not None and limits.cpus < 1:
             cpus = 1.0 if lend else limits.cpus
             with suppress(SandfleetError):
                 await self._engine.call(
@@ -197,20 +236,26 @@ class DockerBackend:
 
     async def exhausted(self, handle: str) -> str | None:
         once = {"stream": "false", "one-shot": "true"}
-        limit = self._made[handle].memory
+        limits = self._made.get(handle)
+        if limits is None:
+            return None
         with suppress(SandfleetError):
             stats = await self._engine.call("GET", f"/containers/{handle}/stats", params=once)
-            if stats["memory_stats"].get("usage", 0) >= _FULL * limit:
-                return f"memory ({limit // 2**20} MiB)"
+            if stats["memory_stats"].get("usage", 0) >= _FULL * limits.memory:
+                return f"memory ({limits.memory // 2**20} MiB)"
         return None
 
     async def destroy(self, handle: str) -> None:
         self._freezers.pop(handle, None)  # the engine thaws what it kills
         await self._engine.remove_container(handle)
+        if network := self._network_of.get(handle):
+            await self._networks.remove(network)
+            self._network_of.pop(handle, None)  # it may be destroyed twice at once
         self._made.pop(handle, None)
 
     async def why(self, handle: str) -> str:
-        memory = f"its memory limit of {self._made[handle].memory // 2**20} MiB"
+        limits = self._made.get(handle)
+        memory = "its memory limit" if limits is None else f"its memory limit of {limits.memory // 2**20} MiB"
         for _ in range(20):
             try:
                 state = (await self._engine.call("GET", f"/containers/{handle}/json"))["State"]

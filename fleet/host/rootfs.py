@@ -53,7 +53,7 @@ _LINKS = {
 _FILES = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/sh\nsandbox:x:65532:65532:sandbox:/workspace:/bin/bash\n",
     "etc/group": "root:x:0:\nsandbox:x:65532:\n",
-    "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+    "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
     "etc/hosts": "127.0.0.1 localhost\n",
 }
 

@@ -70,7 +70,7 @@ async def test_what_the_agent_gives_up_on_goes_with_its_sandbox(tmp_path):
 async def test_a_sandbox_killed_with_its_memory_full_says_so(engine, tmp_path, monkeypatch):
     """Red when the reason is only that a command could not be killed: a user would look for a stuck program."""
     monkeypatch.setattr(sandbox_module, "_KILL_TIMEOUT_S", 0.5)
-    backend = DockerBackend(engine, TEMPLATES, f"test-{uuid.uuid4().hex[:12]}")
+    backend = DockerBackend(Settings(docker_host=engine), TEMPLATES, f"test-{uuid.uuid4().hex[:12]}")
     async with launched(backend, tmp_path) as (sandbox, run), Engine(engine) as docker:
         assert (await run(f"{FILL_MEMORY}{UNTIL_ONE_IS_KILLED}", timeout_s=600))["out_of_memory"]
         container = await docker.call("GET", f"/containers/{sandbox._handle}/json")
