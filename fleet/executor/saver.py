@@ -222,8 +222,7 @@ class FencedSaver(BaseCheckpointSaver[int]):
         )
 
     def take_writes(self, ns: str, checkpoint_id: str) -> dict[str, list[tuple[str, Any]]]:
-        """What the tasks of a checkpoint have written, (channel, value) by task, as far as it went through this saver or
-        was read by `aget_tuple`; once."""
+        """What the tasks of a checkpoint have written through this saver, (channel, value) by task; once."""
         return self._writes.pop((ns, checkpoint_id), {})
 
     # --- reading ---------------------------------------------------------------------------------------------------
@@ -240,14 +239,7 @@ class FencedSaver(BaseCheckpointSaver[int]):
         if checkpoint_id:
             where += " and c.checkpoint_id = %s"
             parameters.append(str(checkpoint_id))
-        found = await anext(self._select(where, parameters, limit=1), None)
-        if (
-            found is not None and found.pending_writes
-        ):  # tasks that need not be done again when the graph goes on from here
-            done = self._writes.setdefault((ns, found.checkpoint["id"]), {})
-            for task_id, channel, value in found.pending_writes:
-                done.setdefault(task_id, []).append((channel, value))
-        return found
+        return await anext(self._select(where, parameters, limit=1), None)
 
     async def alist(
         self,

@@ -132,7 +132,7 @@ async def test_results_that_another_attempt_left_are_told(
     writer: FencedWriter, make_saver: MakeSaver, pool: Pool, start_run: StartRun
 ) -> None:
     """One of two tasks has ended, the other one fails; the run goes on from there, and only that one is done again. Breaks if
-    results are only known of what this attempt has done."""
+    the state that an attempt goes on from, which LangGraph tells with these results, is not kept once more."""
     thread = await new_thread(writer, make_saver, pool, start_run)
     failures = [ValueError("once")]
 
