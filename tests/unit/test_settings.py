@@ -1,13 +1,51 @@
-"""Settings that must fit each other."""
+"""Settings say what they are and in which unit, fit each other, and what is wrong with them is said in a line."""
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from sandfleet.shared.settings import Settings
+
+UNITS = ("_s", "_ms", "_bytes", "_per_s")
+# Numbers without a unit: of things that the name says.
+_COUNTED = (
+    "port",
+    "size",
+    "depth",
+    "limit",
+    "entries",
+    "flight",
+    "queued",
+    "cpus",
+    "pids",
+    "slots",
+    "sandboxes",
+)
+
+
+def test_every_setting_is_described() -> None:
+    """Red for one without a description."""
+    assert [name for name, field in Settings.model_fields.items() if not field.description] == []
+
+
+def test_every_number_names_its_unit() -> None:
+    """Red for a duration or a size that one has to guess."""
+    numbers = [name for name, field in Settings.model_fields.items() if field.annotation in (int, float)]
+    assert [name for name in numbers if not name.endswith(UNITS + _COUNTED)] == []
+
+
+def test_the_readme_tells_the_defaults() -> None:
+    """Red when a default is changed in one place only."""
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    told = re.findall(r"^\| `SANDFLEET_(\w+)` \| ([0-9.]+) \|", text, re.MULTILINE)
+    assert len(told) >= 4
+    for name, default in told:
+        assert Settings.model_fields[name.lower()].default == float(default), name
 
 
 @pytest.mark.parametrize("name", ["renew_every_s", "sweep_every_s"])
