@@ -39,6 +39,7 @@ MAX_RESULT_BYTES = 4 * 1024 * 1024
 
 _MAX_ERROR = 2000
 _MAX_ID = 200
+_RUNS_BEFORE = 50  # that are looked through for a call of an interrupted task: it takes one per answer
 _PAUSE_S = 0.5
 
 _BROKEN_OFF = (
@@ -120,11 +121,11 @@ class ToolLedger:
         self._serializer = serializer
         self._lock = threading.Lock()  # synchronous tools call from threads of their own
         self._executions: dict[UUID, _Executions] = {}
-        # Where earlier attempts began, no checkpoint was written, so this one is no replay of them. (A resume, or a run
-        # without input, goes on from the checkpoint of a run before.)
+        # A resume, or a run without input, goes on from the checkpoint of a run before, in the middle of its tasks.
         command = run.kwargs.get("command")
-        goes_on = "resume" in command if command else run.kwargs.get("input") is None
-        self._begins_anew = not run.resumes and (durability(run) == "exit" or not goes_on)
+        self._goes_on = "resume" in command if command else run.kwargs.get("input") is None
+        # Where earlier attempts began, no checkpoint was written, so this one is no replay of them.
+        self._begins_anew = not run.resumes and (durability(run) == "exit" or not self._goes_on)
 
     def call(
         self,
@@ -144,7 +145,8 @@ class ToolLedger:
             which = (asked.message, asked.place)
         else:
             which = (hashlib.sha256(to_json(arguments)).hexdigest(),)
-        known_by = (str(self.fence.key.run_id), ns, name, tool_call_id, *which)
+        # The task in ``ns`` is one of a checkpoint, and the same for each run that goes on from that.
+        known_by = (self._thread_id, ns, name, tool_call_id, *which)
         call_id = UUID(bytes=hashlib.sha256(repr(known_by).encode()).digest()[:16])
         with self._lock:
             n = self._executions.setdefault(call_id, _Executions()).take(node_attempt)
@@ -156,7 +158,7 @@ class ToolLedger:
         await meet("tool.before_ledger")
         if self._lease.in_doubt():
             await self._lease.certain()
-        if self.fence.attempt > 1 or call.execution in self._executions[call.call_id].ended:
+        if self.fence.attempt > 1 or self._goes_on or call.execution in self._executions[call.call_id].ended:
             recorded = await self._recorded(link, call)
             if recorded is not None:
                 return recorded
@@ -225,6 +227,8 @@ class ToolLedger:
 
     async def _recorded(self, link: Link, call: Call) -> Recorded | None:
         found = await self._persistently(link, lambda connection: self._find(connection, call))
+        if found is None and self._goes_on:
+            found = await self._persistently(link, lambda connection: self._find_before(connection, call))
         if found is None:
             if self.fence.attempt > 1 and not call.idempotent:
                 seen = list(self._executions)
@@ -253,6 +257,26 @@ class ToolLedger:
             """select status, outcome, type, body from tool_calls
                where tenant = %s and user_id = %s and run_id = %s and call_id = %s and execution = %s""",
             (*self.fence.key, call.call_id, call.execution),
+        )
+        return await cursor.fetchone()
+
+    async def _find_before(self, connection: AsyncConnection[Any], call: Call) -> tuple[Any, ...] | None:
+        """The call in a run that this one goes on from, which had made it before the task was interrupted."""
+        cursor = await connection.execute(
+            """select c.status, c.outcome, c.type, c.body
+               from (select run_id, seq from runs where tenant = %(tenant)s and user_id = %(user_id)s
+                       and thread_id = %(thread_id)s::uuid and run_id <> %(run_id)s order by seq desc limit %(runs)s) r
+               join tool_calls c on c.tenant = %(tenant)s and c.user_id = %(user_id)s and c.run_id = r.run_id
+                 and c.call_id = %(call_id)s and c.execution >= %(execution)s
+               where c.status <> 'failed' or c.outcome = 'returned'
+               order by c.execution, r.seq desc limit 1""",
+            {
+                **self.fence.key._asdict(),
+                "thread_id": self._thread_id,
+                "runs": _RUNS_BEFORE,
+                "call_id": call.call_id,
+                "execution": call.execution,
+            },
         )
         return await cursor.fetchone()
 

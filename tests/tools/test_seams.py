@@ -11,7 +11,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
-from langgraph.types import RetryPolicy
+from langgraph.types import RetryPolicy, interrupt
 
 from sandfleet.fleet.tools import CallOrphaned, current_call
 from tests.tools.conftest import Broken, Runs
@@ -107,6 +107,91 @@ async def test_a_nodes_own_calls_are_replayed(runs: Runs, lines: Path, node: Any
     values = await runs.attempt(graph)
     assert values["results"] == ["noted a", "noted a", "noted b"]
     assert lines.read_text() == "a\na\nb\n"
+
+
+async def calls_and_asks(state: State) -> State:
+    said = await later.ainvoke({"path": state["path"], "line": "a"})
+    interrupt("first")
+    interrupt("second")
+    return {"results": [said, note(state["path"], "b")]}
+
+
+@pytest.mark.parametrize("ended", ["finished", "orphaned"])
+async def test_a_task_that_goes_on_after_an_answer_repeats_no_call(
+    runs: Runs, lines: Path, ended: str
+) -> None:
+    """A plain `ToolNode` has all calls of a message in one task. Red when the resumed run does not look into the ledger of
+    the runs that it goes on from, or looks into the newest of them alone; a call whose end nobody saw is not made again."""
+    begun = False
+
+    async def kept() -> bool:
+        return ("later", "finished") in await runs.rows()
+
+    @tool
+    async def approved(path: str, line: str) -> str:
+        """Append a line when a person has answered twice."""
+        if not begun:
+            await eventually(kept, what="the other call has ended")
+        interrupt("first")
+        interrupt("second")
+        return note(path, line)
+
+    graph = asking(asks(("later", "a"), ("approved", "b")), ToolNode([later, approved]))
+    await runs.begin(input={"path": str(lines)})
+    await runs.attempt(graph)
+    begun = True
+    assert await runs.rows() == [("later", "finished")]
+    if ended == "orphaned":
+        await runs.connection.execute("update tool_calls set status = 'orphaned', outcome = null")
+    for _ in range(2):
+        await runs.begin(input=None, command={"resume": True})
+        values = await runs.attempt(graph)
+    assert lines.read_text() == "a\nb\n"
+    told = values["messages"][-2].content
+    assert told == "noted a" if ended == "finished" else "may or may not have taken effect" in told
+    assert values["messages"][-1].content == "noted b"
+
+
+async def test_a_node_that_asks_repeats_no_call_when_it_is_answered(runs: Runs, lines: Path) -> None:
+    """Red when only the calls that a message asked for are known again."""
+    graph = one_node(calls_and_asks)
+    await runs.begin(input={"path": str(lines)})
+    await runs.attempt(graph)
+    for _ in range(2):
+        await runs.begin(input=None, command={"resume": True})
+        values = await runs.attempt(graph)
+    assert values["results"] == ["noted a", "noted b"]
+    assert lines.read_text() == "a\nb\n"
+
+
+async def test_a_call_that_had_raised_is_made_again_by_a_run_that_goes_on(runs: Runs, lines: Path) -> None:
+    """Somebody has mended what was wrong, and continues. Red when the old error is raised for ever."""
+    broken = True
+
+    @tool
+    async def fragile(path: str, line: str) -> str:
+        """Append a line, unless it is broken."""
+        if broken:
+            raise ValueError("broken")
+        return note(path, line)
+
+    async def node(state: State) -> State:
+        return {
+            "results": [
+                await called.ainvoke({"path": state["path"], "line": line})
+                for called, line in ((later, "a"), (fragile, "b"))
+            ]
+        }
+
+    graph = one_node(node)
+    await runs.begin(input={"path": str(lines)})
+    with pytest.raises(ValueError, match="broken"):
+        await runs.attempt(graph)
+    broken = False
+    await runs.begin(input=None)
+    values = await runs.attempt(graph)
+    assert values["results"] == ["noted a", "noted b"]
+    assert lines.read_text() == "a\nb\n"
 
 
 async def test_a_nodes_own_call_that_was_broken_off_raises(runs: Runs, lines: Path) -> None:
