@@ -18,7 +18,14 @@ PROJECT = Path(__file__).parent.parent / "projects" / "chaos" / "langgraph.json"
 
 
 async def _session(
-    seed: int, runs: int, faults_s: float | None, folder: Path, sandbox: str, quiet: bool
+    seed: int,
+    runs: int,
+    faults_s: float | None,
+    asked_s: float | None,
+    harm: int,
+    folder: Path,
+    sandbox: str,
+    quiet: bool,
 ) -> int:
     """What a session leaves in its folder is kept when it found something: the database and the logs tell more."""
     root = folder / f"seed-{seed}-{os.getpid()}"
@@ -43,7 +50,9 @@ async def _session(
     )
     try:
         await stack.start()
-        report = await chaos(stack, seed, runs, effects, faults_s=faults_s, say=say)
+        report = await chaos(
+            stack, seed, runs, effects, faults_s=faults_s, asked_s=asked_s, harm=harm, say=say
+        )
     finally:
         removed = await stack.stop()
     if removed:
@@ -60,6 +69,8 @@ def main(
     seed: Annotated[int | None, typer.Option(help="Default: a random one.")] = None,
     runs: Annotated[int, typer.Option(help="Runs to be accepted, at least.")] = 1000,
     faults_s: Annotated[float | None, typer.Option(help="How long faults come; default: to the end.")] = None,
+    asked_s: Annotated[float | None, typer.Option(help="Ask for no more runs after so long.")] = None,
+    harm: Annotated[int, typer.Option(help="Hit processes so many times as often.")] = 1,
     folder: Annotated[Path, typer.Option(help="Folder for stacks.")] = Path(".sandfleet/chaos"),
     sandbox: Annotated[str, typer.Option(help="auto, docker or bwrap.")] = "auto",
     quiet: Annotated[bool, typer.Option(help="Do not print each fault.")] = False,
@@ -67,7 +78,7 @@ def main(
     """A session of chaos on a stack of its own. Exits with 1 if anything was wrong."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     chosen = random.SystemRandom().randrange(1_000_000) if seed is None else seed
-    terminal.run(_session(chosen, runs, faults_s, folder, sandbox, quiet))
+    terminal.run(_session(chosen, runs, faults_s, asked_s, harm, folder, sandbox, quiet))
 
 
 if __name__ == "__main__":

@@ -58,6 +58,7 @@ _WEIGHTS = {
     (Kind.PERMITS_DROPPED, ("ministack",)): 215,
     (Kind.PERMITS_DOUBLED, ("ministack",)): 215,
 }
+_ON_PROCESSES = (Kind.KILL, Kind.TERM, Kind.STOP)
 _STOPS = {
     Kind.STOP: (1.0, 20.0),
     Kind.QUEUE_STOP: (1.0, 8.0),
@@ -78,10 +79,11 @@ class Fault:
         return f"{self.at_s:8.2f} s  {self.kind} {self.target}{lasting}"
 
 
-def schedule(seed: int) -> Iterator[Fault]:
-    """The endless schedule of a seed: a fault every `EVERY_S`."""
+def schedule(seed: int, harm: int = 1) -> Iterator[Fault]:
+    """The endless schedule of a seed: a fault every `EVERY_S`. With ``harm`` processes are hit so many times as often."""
     source = random.Random(f"faults {seed}")
-    choices, weights = list(_WEIGHTS), list(_WEIGHTS.values())
+    choices = list(_WEIGHTS)
+    weights = [weight * (harm if kind in _ON_PROCESSES else 1) for (kind, _), weight in _WEIGHTS.items()]
     number = 0
     while True:
         number += 1

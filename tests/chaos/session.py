@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 import psycopg
@@ -75,10 +76,13 @@ async def chaos(
     effects: Path,
     *,
     faults_s: float | None = None,
+    asked_s: float | None = None,
+    harm: int = 1,
     say: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Have at least ``runs`` runs done under the faults of ``seed``, for ``faults_s`` seconds or all the time.
 
+    After ``asked_s`` seconds nothing more is asked for, and the verdict is on what was. ``harm`` is the schedule's.
     The stack has two APIs, three executors, `SETTINGS`, and the file ``effects`` for its tools.
     """
     report = Report(seed)
@@ -86,13 +90,16 @@ async def chaos(
     ends = Ends(stack.info.database_url)
     faults = Faults(stack, say)
     submitters = Submitters(api, ends, seed)
-    work = threads(seed, runs, sandboxes=stack.info.docker_host is not None)
     begun = time.monotonic()
+    work = takewhile(
+        lambda _: asked_s is None or time.monotonic() < begun + asked_s,
+        threads(seed, runs, sandboxes=stack.info.docker_host is not None),
+    )
     watching = asyncio.create_task(ends.watch())
     try:
         async with faults.restarting():
             submitting = asyncio.create_task(submitters.submit_all(work, CLIENTS))
-            harming = asyncio.create_task(faults.carry_out(schedule(seed)))
+            harming = asyncio.create_task(faults.carry_out(schedule(seed, harm)))
             await asyncio.wait({submitting, harming}, timeout=faults_s, return_when="FIRST_COMPLETED")
             if harming.done():
                 harming.result()  # it has no end of its own

@@ -11,7 +11,8 @@ from tests.projects.chaos.ladder import EFFECTS
 
 PROJECT = Path(__file__).parent.parent / "projects" / "chaos" / "langgraph.json"
 SEED = 20
-RUNS = 150
+RUNS = 300
+HARM = 4
 FAULTS_S = 60
 
 
@@ -26,7 +27,7 @@ async def test_nothing_is_lost_or_done_twice_in_a_minute_of_faults(engine: str, 
         engine, "chaos", project=PROJECT, executors=len(EXECUTORS), apis=len(APIS), **env
     )
     try:
-        report = await chaos(stack, SEED, RUNS, effects, faults_s=FAULTS_S, say=print)
+        report = await chaos(stack, SEED, RUNS, effects, faults_s=FAULTS_S, harm=HARM, say=print)
     finally:
         removed = await stack.stop()
     assert report.problems == [], "\n".join(report.lines())

@@ -84,7 +84,7 @@ def _thread(source: random.Random, name: str, sandboxes: bool, poison: bool) -> 
     kind = source.random()
     if sandboxes and kind < 0.02:
         return Thread(commands=Commands(name, source.randint(1, 4)))
-    if poison and kind < 0.024:
+    if poison and kind < 0.0225:
         climb = _climb(source, f"{name}r1")
         return Thread((Climb(climb.salt, climb.steps, die_at=source.randint(1, climb.steps)),))
     if kind < 0.15:
