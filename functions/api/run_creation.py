@@ -20,6 +20,7 @@ from sandfleet.shared.json_text import to_json
 from sandfleet.shared.store import runs
 from sandfleet.shared.store.assistants import Runnable
 from sandfleet.shared.store.submission import Accepted, Submission, submit, submit_on
+from sandfleet.shared.streams.announce import announce_ends
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}", re.ASCII)
 
@@ -189,12 +190,13 @@ async def _submit_on(connection: AsyncConnection[Any], planned: Plan) -> Accepte
 
 def _accepted(request: Request, planned: Plan, accepted: Accepted) -> Created:
     found = resources(request)
-    if not accepted.replayed:
-        if accepted.gate is None:
-            found.waker.wake(planned.submission.pool)
-        for run_id, action in accepted.stop.items():
-            found.signal_cancel(run_id, action)
-        found.waker.wake_all(accepted.ready)
+    if accepted.gate is None and not accepted.replayed:
+        found.waker.wake(planned.submission.pool)
+    for run_id, action in accepted.stop.items():
+        found.signal_cancel(run_id, action)
+    found.waker.wake_all(accepted.ready)
+    if accepted.ended:
+        found.spawn(announce_ends(found.redis, found.settings, accepted.ended))
     return Created(accepted.run_id, accepted.thread_id, planned, accepted)
 
 

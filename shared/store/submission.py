@@ -13,6 +13,7 @@ from sandfleet.shared.errors import Conflict, NotFound, TooManyRequests
 from sandfleet.shared.fault_points import reach
 from sandfleet.shared.ids import RunKey
 from sandfleet.shared.store.cancellation import TEMPORARY_KEEP_S, CancelAction
+from sandfleet.shared.store.ended import EndedRun
 from sandfleet.shared.store.ready import ReadyRuns
 
 INTERACTIVE, STANDARD, BATCH = 0, 1, 2
@@ -54,7 +55,8 @@ class Accepted:
 
     ``gate`` is what the run waits for (None: an executor, so one should be woken). ``replayed`` means that the
     idempotency key had made this run before; ``metadata`` is None then. ``stop`` are runs that must be told to
-    stop for the thread's sake, each with how; ``ready`` the pools of runs that became ready because others ended.
+    stop for the thread's sake, each with how; ``ended`` those that had not begun and are over now, for their watchers;
+    ``ready`` the pools of runs that became ready because others ended, or of a replayed one that nobody has taken yet.
     """
 
     run_id: UUID
@@ -65,6 +67,7 @@ class Accepted:
     replayed: bool
     stop: dict[UUID, CancelAction]
     ready: ReadyRuns
+    ended: list[EndedRun]
 
 
 _SUBMIT = """
@@ -118,7 +121,7 @@ async def submit_on(connection: AsyncConnection[Any], s: Submission) -> Accepted
     )
     row = await cursor.fetchone()
     assert row is not None
-    outcome, run_id, thread_id, gate, created_at, metadata, stop, actions, woken = row
+    outcome, run_id, thread_id, gate, created_at, metadata, stop, actions, woken, ended, attempts = row
     if outcome == "no_thread":
         raise NotFound("Thread or assistant not found.")
     if outcome == "no_parent":
@@ -146,4 +149,5 @@ async def submit_on(connection: AsyncConnection[Any], s: Submission) -> Accepted
         outcome == "replayed",
         dict(zip(stop or (), actions or (), strict=True)),
         Counter(woken or ()),
+        [EndedRun(*each, None) for each in zip(ended or (), attempts or (), strict=True)],
     )

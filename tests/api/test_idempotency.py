@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from tests.api.conftest import Api
+from tests.waiting import eventually
 
 
 async def _thread(http: httpx.AsyncClient) -> str:
@@ -28,6 +29,30 @@ async def test_the_same_request_gets_the_same_run_also_at_once(api: Api, http: h
     assert len({answer.json()["run_id"] for answer in answers}) == 1
     assert len({answer.headers["content-location"] for answer in answers}) == 1
     assert await api.sql("select count(*) from runs where thread_id = %s", thread) == [(1,)]
+
+
+async def test_a_replay_wakes_an_executor_as_long_as_nobody_has_taken_the_run(
+    api: Api, http: httpx.AsyncClient
+) -> None:
+    """The API that accepted the run may have died before it woke anybody. Red when the run waits for the end of a long
+    poll, or when each replay rings for a run that is under way."""
+    thread, headers = await _thread(http), {"idempotency-key": uuid.uuid4().hex}
+    redis = api.app.state.resources.redis
+
+    async def submit() -> str:
+        await redis.delete("sf:ring:default")
+        answer = await http.post(f"/threads/{thread}/runs", json={"assistant_id": "chat"}, headers=headers)
+        return str(answer.json()["run_id"])
+
+    run_id = await submit()
+    await eventually(lambda: redis.llen("sf:ring:default"), what="the first ring")
+    assert await submit() == run_id
+    assert await eventually(lambda: redis.llen("sf:ring:default"), what="a ring by the replay") == 1
+    run = await api.executor.claim(run_id)
+    assert await submit() == run_id
+    await api.app.state.resources.waker.flush()
+    assert await redis.llen("sf:ring:default") == 0
+    await api.executor.finish(run, 1)
 
 
 async def test_another_body_under_the_same_key_is_refused(http: httpx.AsyncClient) -> None:

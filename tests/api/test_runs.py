@@ -232,6 +232,33 @@ async def test_cancel_of_a_pending_run_tells_its_watchers(
     assert await redis.ttl(key) > 0
 
 
+async def test_what_a_new_run_interrupts_before_it_began_tells_its_watchers(
+    api: Api, client: LangGraphClient, thread: str
+) -> None:
+    """Red when the ends that a submission makes are told to nobody: watchers would find them out a second later."""
+    ended = [await client.runs.create(thread, "chat") for _ in range(2)]
+    await client.runs.create(thread, "chat", multitask_strategy="interrupt", after_seconds=3600)
+    redis = api.app.state.resources.redis
+    for run in ended:
+        assert (await client.runs.get(thread, run["run_id"]))["status"] == "interrupted"
+        found = await eventually(lambda run=run: redis.xrange(stream_key(uuid.UUID(run["run_id"]))))  # type: ignore[misc]
+        ((entry_id, fields),) = found
+        assert [(str(e.id), e.event) for e in decode(entry_id, fields[b"e"])] == [("1-0", "end")]
+
+
+async def test_a_delayed_run_interrupts_when_it_is_accepted(
+    api: Api, client: LangGraphClient, thread: str
+) -> None:
+    """As LangGraph's server does. Red when the run that works is left alone until the other is due."""
+    made = await client.runs.create(thread, "chat")
+    run = await api.executor.claim(made["run_id"])
+    await client.runs.create(thread, "chat", multitask_strategy="rollback", after_seconds=3600)
+    assert await api.sql("select cancel_action from runs where run_id = %s", made["run_id"]) == [
+        ("rollback",)
+    ]
+    await api.executor.finish(run, 1, status="interrupted", thread_status=None, rollback=True)
+
+
 async def test_cancel_with_wait_answers_after_the_end(api: Api, client: LangGraphClient, thread: str) -> None:
     made = await client.runs.create(thread, "chat")
     run = await api.executor.claim(made["run_id"])

@@ -44,13 +44,15 @@ end $$;
 
 -- Accept a run. outcome: created | replayed | key_reused | no_thread | no_parent | parent_ended | busy | queue_full.
 -- For 'created', gate null means that an executor may take it now; o_stop are runs that executors must be told to stop,
--- o_actions says how, and o_woken the pools of runs that became ready, once for each run.
+-- o_actions says how, o_woken the pools of runs that are ready, once for each run, and o_ended with o_attempts the runs that
+-- ended by it and whose watchers must be told. For 'replayed' o_woken has the run's own pool if nobody has taken it yet: its
+-- first submission may have got no further than the commit.
 create function submit_run(
   p_tenant text, p_user text, p_run uuid, p_thread uuid, p_create_thread boolean, p_temporary boolean,
   p_assistant uuid, p_graph text, p_kind text, p_pool text, p_class smallint, p_strategy text,
   p_kwargs json, p_base_metadata jsonb, p_metadata jsonb, p_delay_s double precision, p_timeout_s double precision,
   p_key text, p_request_hash bytea, p_parent uuid, p_keep_temporary_s double precision)
-returns table (outcome text, o_run uuid, o_thread uuid, o_gate text, o_created timestamptz, o_metadata jsonb, o_stop uuid[], o_actions text[], o_woken text[]) language plpgsql as $$
+returns table (outcome text, o_run uuid, o_thread uuid, o_gate text, o_created timestamptz, o_metadata jsonb, o_stop uuid[], o_actions text[], o_woken text[], o_ended uuid[], o_attempts int[]) language plpgsql as $$
 declare
   te tenants;
   th threads;
@@ -61,20 +63,25 @@ declare
   stop uuid[] := '{}';
   actions text[] := '{}';
   woken text[] := '{}';
+  ended uuid[] := '{}';
+  attempts int[] := '{}';
 begin
   select * into te from tenants where tenant = p_tenant for update;
   if p_key is not null then
     select * into k from idempotency_keys where tenant = p_tenant and user_id = p_user and key = p_key;
     if found then
       return query select case when k.request_hash = p_request_hash then 'replayed' else 'key_reused' end,
-        k.run_id, k.thread_id, null::text, k.created_at, null::jsonb, null::uuid[], null::text[], null::text[];
+        k.run_id, k.thread_id, null::text, k.created_at, null::jsonb, null::uuid[], null::text[],
+        array(select pool from runs where tenant = p_tenant and user_id = p_user and run_id = k.run_id
+              and status = 'pending' and gate is null and k.request_hash = p_request_hash),
+        null::uuid[], null::int[];
       return;
     end if;
   end if;
   select * into th from threads where tenant = p_tenant and user_id = p_user and thread_id = p_thread for update;
   if not found then
     if not p_create_thread then
-      return query select 'no_thread', null::uuid, null::uuid, null::text, null::timestamptz, null::jsonb, null::uuid[], null::text[], null::text[];
+      return query select 'no_thread', null::uuid, null::uuid, null::text, null::timestamptz, null::jsonb, null::uuid[], null::text[], null::text[], null::uuid[], null::int[];
       return;
     end if;
     insert into threads (tenant, user_id, thread_id, temporary) values (p_tenant, p_user, p_thread, p_temporary) returning * into th;
@@ -82,21 +89,21 @@ begin
   if p_parent is not null then
     select * into pa from runs where tenant = p_tenant and user_id = p_user and run_id = p_parent and kind = 'run';
     if not found then
-      return query select 'no_parent', null::uuid, null::uuid, null::text, null::timestamptz, null::jsonb, null::uuid[], null::text[], null::text[];
+      return query select 'no_parent', null::uuid, null::uuid, null::text, null::timestamptz, null::jsonb, null::uuid[], null::text[], null::text[], null::uuid[], null::int[];
       return;
     end if;
     if pa.status not in ('pending', 'running') or pa.cancel_action is not null
         or (pa.thread_id = p_thread and p_strategy in ('interrupt', 'rollback')) then
-      return query select 'parent_ended', null::uuid, null::uuid, null::text, null::timestamptz, null::jsonb, null::uuid[], null::text[], null::text[];
+      return query select 'parent_ended', null::uuid, null::uuid, null::text, null::timestamptz, null::jsonb, null::uuid[], null::text[], null::text[], null::uuid[], null::int[];
       return;
     end if;
   end if;
   if th.status = 'busy' and p_strategy = 'reject' then
-    return query select 'busy', null::uuid, null::uuid, null::text, null::timestamptz, null::jsonb, null::uuid[], null::text[], null::text[];
+    return query select 'busy', null::uuid, null::uuid, null::text, null::timestamptz, null::jsonb, null::uuid[], null::text[], null::text[], null::uuid[], null::int[];
     return;
   end if;
   if te.waiting >= te.max_queued then
-    return query select 'queue_full', null::uuid, null::uuid, null::text, null::timestamptz, null::jsonb, null::uuid[], null::text[], null::text[];
+    return query select 'queue_full', null::uuid, null::uuid, null::text, null::timestamptz, null::jsonb, null::uuid[], null::text[], null::text[], null::uuid[], null::int[];
     return;
   end if;
   if th.status = 'busy' and p_strategy in ('interrupt', 'rollback') then
@@ -105,8 +112,10 @@ begin
         select run_id from runs where tenant = p_tenant and user_id = p_user and thread_id = p_thread and status in ('pending', 'running'))))
     select array(select done.o_stop from done where done.o_stop is not null order by done.o_stop),
         array(select done.o_action from done where done.o_stop is not null order by done.o_stop),
-        array(select done.ready_pool from done, generate_series(1, done.ready_count) where done.ready_pool is not null)
-      into stop, actions, woken;
+        array(select done.ready_pool from done, generate_series(1, done.ready_count) where done.ready_pool is not null),
+        array(select done.o_ended from done where done.o_attempt is not null order by done.o_ended),
+        array(select done.o_attempt from done where done.o_attempt is not null order by done.o_ended)
+      into stop, actions, woken, ended, attempts;
     select * into te from tenants where tenant = p_tenant;
     select * into th from threads where tenant = p_tenant and user_id = p_user and thread_id = p_thread;
   end if;
@@ -132,7 +141,7 @@ begin
   if p_key is not null then
     insert into idempotency_keys (tenant, user_id, key, request_hash, run_id, thread_id) values (p_tenant, p_user, p_key, p_request_hash, p_run, p_thread);
   end if;
-  return query select 'created', r.run_id, r.thread_id, g, r.created_at, r.metadata, stop, actions, woken;
+  return query select 'created', r.run_id, r.thread_id, g, r.created_at, r.metadata, stop, actions, woken, ended, attempts;
 end $$;
 
 -- Whether an executor holds a suspect: a run that one more death ends, and that has not written a checkpoint here.
