@@ -87,13 +87,6 @@ class Superseded(SandfleetError):
     status = 409
 
 
-class LeaseInDoubt(SandfleetError):
-    """The lease could not be renewed in time, so no new model, tool or sandbox call may start."""
-
-    code = "lease_in_doubt"
-    status = 503
-
-
 class InvalidSettings(SandfleetError):
     """The environment has a value that no process of ours can work with; the message names the variable."""
 

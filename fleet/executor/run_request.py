@@ -51,6 +51,8 @@ def build_config(
         config["recursion_limit"] = given["recursion_limit"]
     if "max_concurrency" in given:
         config["max_concurrency"] = given["max_concurrency"]
+    if given.get("run_name"):
+        config["run_name"] = given["run_name"]
     return config
 
 

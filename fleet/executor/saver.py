@@ -6,7 +6,7 @@ The newest checkpoint is the one with the highest database sequence. Ids carry t
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,12 +15,10 @@ import psycopg
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
     WRITES_IDX_MAP,
-    BaseCheckpointSaver,
     ChannelVersions,
     Checkpoint,
     CheckpointMetadata,
     CheckpointTuple,
-    DeltaChannelHistory,
     get_checkpoint_metadata,
     writes_sort_key,
 )
@@ -30,6 +28,7 @@ from psycopg import AsyncConnection
 from psycopg_pool import PoolTimeout
 
 from sandfleet.fleet.executor import checkpoint_maintenance
+from sandfleet.fleet.executor.blocking_saver import BlockingSaver
 from sandfleet.fleet.executor.fenced_rows import ChannelBlobRow, CheckpointRow, PendingWritesRow, Row
 from sandfleet.fleet.executor.fenced_writer import FencedWriter
 from sandfleet.fleet.executor.serializer import TolerantSerializer
@@ -89,14 +88,12 @@ class _Remembered(NamedTuple):
     channels: dict[str, _Stored]
 
 
-class FencedSaver(BaseCheckpointSaver[int]):
+class FencedSaver(BlockingSaver):
     """The checkpointer of one run of one owner; cheap, made per run.
 
     With a ``fence`` every write names the run and its attempt, and raises Superseded once another attempt or the end of
     the run came first; with None writes are not fenced (offline tools). ``head_known_empty`` says that the thread that is
     used first has no checkpoints yet, so that nothing is asked of the database before this saver has written to it.
-
-    The methods without ``a`` work from any thread but the event loop's own, which they would block for ever.
     """
 
     def __init__(
@@ -109,7 +106,7 @@ class FencedSaver(BaseCheckpointSaver[int]):
         *,
         serde: SerializerProtocol | None = None,
     ) -> None:
-        super().__init__(serde=serde or _SERIALIZER)
+        super().__init__(serde=serde or _SERIALIZER, loop=writer.loop)
         self._writer = writer
         self._pool = pool
         self._owner = owner
@@ -394,74 +391,6 @@ class FencedSaver(BaseCheckpointSaver[int]):
             self._known_empty[thread_id] = self._known_empty.pop(None)
         return self._known_empty.get(thread_id)
 
-    # --- from other threads than the event loop's ------------------------------------------------------------------
-
-    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """``aget_tuple`` from a worker thread."""
-        return self._from_thread(self.aget_tuple(config))
-
-    def list(
-        self,
-        config: RunnableConfig | None,
-        *,
-        filter: dict[str, Any] | None = None,
-        before: RunnableConfig | None = None,
-        limit: int | None = None,
-    ) -> Iterator[CheckpointTuple]:
-        """``alist`` from a worker thread."""
-        return iter(self._from_thread(_gather(self.alist(config, filter=filter, before=before, limit=limit))))
-
-    def put(
-        self,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> RunnableConfig:
-        """``aput`` from a worker thread."""
-        return self._from_thread(self.aput(config, checkpoint, metadata, new_versions))
-
-    def put_writes(
-        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
-    ) -> None:
-        """``aput_writes`` from a worker thread."""
-        self._from_thread(self.aput_writes(config, writes, task_id, task_path))
-
-    def delete_thread(self, thread_id: str) -> None:
-        """``adelete_thread`` from a worker thread."""
-        self._from_thread(self.adelete_thread(thread_id))
-
-    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """``adelete_for_runs`` from a worker thread."""
-        self._from_thread(self.adelete_for_runs(run_ids))
-
-    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """``acopy_thread`` from a worker thread."""
-        self._from_thread(self.acopy_thread(source_thread_id, target_thread_id))
-
-    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """``aprune`` from a worker thread."""
-        self._from_thread(self.aprune(thread_ids, strategy=strategy))
-
-    def get_delta_channel_history(
-        self, *, config: RunnableConfig, channels: Sequence[str]
-    ) -> Mapping[str, DeltaChannelHistory]:
-        """``aget_delta_channel_history`` from a worker thread."""
-        return self._from_thread(self.aget_delta_channel_history(config=config, channels=channels))
-
-    def _from_thread(self, work: Coroutine[Any, Any, T]) -> T:
-        try:
-            on_loop = asyncio.get_running_loop() is self._writer.loop
-        except RuntimeError:
-            on_loop = False
-        if on_loop:
-            work.close()
-            raise SandfleetError(
-                "A synchronous call of the checkpointer on the event loop would block it for ever. Use the async form, for"
-                " example `await graph.aget_state(config)`, or make the node a plain function."
-            )
-        return asyncio.run_coroutine_threadsafe(work, self._writer.loop).result()
-
 
 def _config(thread_id: str, ns: str, checkpoint_id: str) -> RunnableConfig:
     return {"configurable": {"thread_id": thread_id, "checkpoint_ns": ns, "checkpoint_id": checkpoint_id}}
@@ -477,7 +406,3 @@ def _uuid(text: object) -> uuid.UUID | None:
         return uuid.UUID(str(text))
     except ValueError:
         return None
-
-
-async def _gather(found: AsyncIterator[CheckpointTuple]) -> Sequence[CheckpointTuple]:
-    return [each async for each in found]

@@ -13,9 +13,10 @@ from sandfleet.fleet.executor import execution as execution_module
 from sandfleet.fleet.executor.fenced_rows import SnapshotRow
 from sandfleet.fleet.executor.fenced_writer import FencedWriter
 from sandfleet.fleet.executor.publisher import Publisher, RunStream
+from sandfleet.fleet.executor.run_request import build_config
 from sandfleet.fleet.sandbox.errors import OperationRefused, StaleAttempt
 from sandfleet.fleet.sandbox.run_sandbox import current_sandbox
-from sandfleet.shared.errors import LeaseInDoubt, SandfleetError
+from sandfleet.shared.errors import SandfleetError
 from sandfleet.shared.ids import Fence, Owner
 from sandfleet.shared.store.claims import finish
 from sandfleet.shared.streams.entry import stream_key
@@ -146,6 +147,24 @@ async def test_a_graph_waits_when_its_events_cannot_be_kept(
         await executor.publisher.aclose()
 
 
+async def test_the_graph_gets_the_callers_config(executor: Executor) -> None:
+    """As LangGraph has it; ids are the server's. Red when one of them is accepted and forgotten on the way."""
+    given: dict[str, Any] = {
+        "tags": ["a"],
+        "recursion_limit": 7,
+        "max_concurrency": 3,
+        "run_name": "mine",
+        "configurable": {"tone": "dry", "user_id": "somebody else"},
+    }
+    execution = await executor.claim(graph_of(step), config=given)
+    config = build_config(execution.run, execution._saver, [])
+    assert {name: config[name] for name in given if name != "configurable"} == {  # type: ignore[literal-required]
+        name: value for name, value in given.items() if name != "configurable"
+    }
+    assert config["configurable"]["tone"] == "dry"
+    assert config["configurable"]["user_id"] == execution.run.fence.key.user_id
+
+
 async def sandbox_is_away(state: State) -> State:
     """As user code would: it uses the sandbox and handles nothing."""
     await current_sandbox.get().exec("true")
@@ -179,10 +198,9 @@ async def test_what_a_graph_does_not_handle_of_its_sandbox_is_its_error(
     "error",
     [
         StaleAttempt("A later attempt has come."),
-        LeaseInDoubt("No lease."),
         SandfleetError("A channel is lost."),
     ],
-    ids=["superseded at the sandbox", "lease in doubt", "a fault of ours"],
+    ids=["superseded at the sandbox", "a fault of ours"],
 )
 async def test_what_we_owe_a_graph_is_never_its_error(executor: Executor, error: Exception) -> None:
     """Red when the sandbox's refusal of a superseded attempt, or a fault of ours, ends the run as the graph's error."""

@@ -9,7 +9,7 @@ from langgraph.prebuilt import ToolNode
 
 from sandfleet.fleet.sandbox.run_sandbox import current_sandbox
 from sandfleet.fleet.sandbox.tools import sandbox_tools
-from sandfleet.shared.errors import LeaseInDoubt, Superseded
+from sandfleet.shared.errors import Superseded, Unavailable
 
 graph = (
     StateGraph(MessagesState).add_node("tools", ToolNode(sandbox_tools)).add_edge(START, "tools").compile()
@@ -171,10 +171,10 @@ async def test_a_lease_in_doubt_starts_no_command(host, client, sandbox):
     """Red when the refusal to sign is swallowed."""
 
     async def refuse():
-        raise LeaseInDoubt("not now")
+        raise Unavailable("not now")
 
     sandbox._sign_token = refuse
     current_sandbox.set(sandbox)
-    with pytest.raises(LeaseInDoubt):
+    with pytest.raises(Unavailable):
         await use("execute", command="true")
     assert (await host.health())["sandboxes"] == 0
