@@ -191,12 +191,19 @@ def _checkpoint(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _interrupts(interrupts: Iterable[Interrupt | Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {"id": each["id"], "value": each["value"]}
-        if isinstance(each, Mapping)
-        else {"id": each.id, "value": each.value}
-        for each in interrupts
-    ]
+    """As the SDK has them; a schema for the answer only if the graph gives one."""
+    shown = []
+    for each in interrupts:
+        told = (
+            each
+            if isinstance(each, Mapping)
+            else {name: getattr(each, name) for name in ("id", "value", "response_schema")}
+        )
+        schema = told.get("response_schema")
+        shown.append(
+            {"id": told["id"], "value": told["value"], **({"response_schema": schema} if schema else {})}
+        )
+    return shown
 
 
 def _key(channel: object) -> bytes:

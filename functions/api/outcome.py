@@ -25,7 +25,11 @@ async def outcome(pool: Pool, owner: Owner, thread_id: UUID, run_id: UUID) -> by
         return orjson.dumps({"__error__": fragment(run.error)})
     output: dict[str, Any] = orjson.loads(run.output) if run.output else {}
     text = await thread_values.newest(pool, owner, thread_id, output.get("checkpoint_id"))
-    waiting = [interrupt for each in (output.get("interrupts") or {}).values() for interrupt in each]
+    waiting = [
+        {"response_schema": None, **interrupt}
+        for each in (output.get("interrupts") or {}).values()
+        for interrupt in each
+    ]
     if not waiting:
         return (text or "{}").encode()
     values = orjson.loads(text) if text else {}

@@ -210,7 +210,7 @@ async def test_wait_reports_interrupts_and_errors(client: LangGraphClient, api: 
     working = asyncio.ensure_future(interrupt())
     values = await client.runs.wait(thread, "chat")
     await working
-    assert values == {"n": 1, "__interrupt__": [{"id": "i1", "value": "ok?"}]}
+    assert values == {"n": 1, "__interrupt__": [{"id": "i1", "value": "ok?", "response_schema": None}]}
     found = await client.threads.get(thread)
     assert (found["status"], found["interrupts"]) == ("interrupted", {"t": [{"id": "i1", "value": "ok?"}]})
     failing = asyncio.ensure_future(work(api, 0, error={"error": "ValueError", "message": "no"}))

@@ -196,6 +196,21 @@ async def test_interrupts_are_shown_and_answered(
     assert shown["values"]["messages"][-1]["content"] == "yes"
 
 
+async def test_an_interrupt_says_what_answer_it_wants(
+    writer: FencedWriter, make_saver: MakeSaver, pool: Pool, start_run: StartRun
+) -> None:
+    """Where its graph does. Breaks if the schema is dropped on the way to the SDK, which has a field for it."""
+    schema = {"type": "boolean"}
+
+    def ask_for_a_boolean(_: State) -> State:
+        return {"messages": [AIMessage(str(interrupt("sure?", response_schema=schema)))]}
+
+    thread = await new_thread(writer, make_saver, pool, start_run)
+    await thread.run(chat(ask_for_a_boolean), {"messages": []})
+    (shown,) = (await thread.newest())["interrupts"]
+    assert shown["response_schema"] == schema
+
+
 async def test_subgraphs_are_read_by_namespace_or_inside_their_task(
     writer: FencedWriter, make_saver: MakeSaver, pool: Pool, start_run: StartRun
 ) -> None:
