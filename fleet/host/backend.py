@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from sandfleet.fleet.sandbox_agent.relay import PORT
 from sandfleet.shared.ids import RunKey
 from sandfleet.shared.templates import Template
 
@@ -16,7 +17,7 @@ WORKSPACE, TMP, SHM = "/workspace", "/tmp", "/dev/shm"  # noqa: S108 - the writa
 
 
 def environment(template: Template) -> dict[str, str]:
-    """The template's variables, after those that tell programs how many CPUs they have.
+    """The template's variables, after those that tell programs how many CPUs they have and where a proxy is.
 
     The kernel shows them those of the machine. ``nproc`` itself and OpenMP read the first, then OpenBLAS, Go, Rust's
     rayon and Python 3.13.
@@ -29,7 +30,16 @@ def environment(template: Template) -> dict[str, str]:
         "RAYON_NUM_THREADS",
         "PYTHON_CPU_COUNT",
     )
-    return {**dict.fromkeys(names, cpus), **template.env}
+    return {**dict.fromkeys(names, cpus), **_proxy(template), **template.env}
+
+
+def _proxy(template: Template) -> dict[str, str]:
+    """Where the host's forward proxy is, in the names by which programs look for it."""
+    if template.network != "allowlist":
+        return {}
+    names = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
+    local = "localhost,127.0.0.1,::1"
+    return {**dict.fromkeys(names, f"http://127.0.0.1:{PORT}"), "no_proxy": local, "NO_PROXY": local}
 
 
 def kernel_files(template: Template) -> dict[str, str]:

@@ -85,6 +85,7 @@ class BwrapBackend:
         try:
             bwrap = await asyncio.create_subprocess_exec(
                 "bwrap", *_isolation(template),
+                "--perms", "0755", "--dir", os.path.dirname(AGENT_FOLDER),  # the relay passes through, as another user
                 "--ro-bind", str(launch.folder), AGENT_FOLDER,
                 "--ro-bind", str(launch.folder / "passwd"), "/etc/passwd",
                 "--remount-ro", "/", "--info-fd", str(writer), "--",

@@ -16,6 +16,7 @@ from sandfleet.fleet.host import results
 from sandfleet.fleet.host.agent_files import AgentFiles
 from sandfleet.fleet.host.agent_link import AgentLink, Operation
 from sandfleet.fleet.host.backend import AGENT_NAME, Backend, Launch
+from sandfleet.fleet.host.proxy import Proxy
 from sandfleet.fleet.host.results import ProtocolError
 from sandfleet.fleet.sandbox.errors import HostUnavailable, OperationRefused, StaleAttempt
 from sandfleet.fleet.sandbox_agent import wire
@@ -40,7 +41,7 @@ Event = tuple[str, bytes | dict[str, Any]]
 class Sandbox:
     """A running sandbox. Operations name the attempt that they are for; a later attempt ends those of earlier ones."""
 
-    def __init__(self, launch: Launch, backend: Backend, handle: str, link: AgentLink) -> None:
+    def __init__(self, launch: Launch, backend: Backend, handle: str, link: AgentLink, proxy: Proxy) -> None:
         self.id = launch.sandbox_id
         self.key = launch.key
         self.template = launch.template
@@ -49,6 +50,7 @@ class Sandbox:
         self._handle = handle
         self._folder = launch.folder
         self._link = link
+        self._proxy = proxy
         self._under_way: dict[Operation, int] = {}
         self._stale: set[Operation] = set()
         self._killers: set[asyncio.Task[None]] = set()
@@ -69,10 +71,12 @@ class Sandbox:
         launch = Launch(sandbox_id, key, folder, template)
         folder.mkdir(mode=0o755, parents=True)
         handle: str | None = None
+        proxy = Proxy(sandbox_id, template.domains)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             agent.place(folder / AGENT_NAME)
             _listen(listener, folder)
+            await proxy.open(folder)
             async with asyncio.timeout(_START_TIMEOUT_S):
                 handle = await backend.create(launch)
                 link = await _accept(listener, backend, handle)
@@ -80,6 +84,7 @@ class Sandbox:
             if handle is not None:
                 with contextlib.suppress(SandfleetError, OSError):
                     await backend.destroy(handle)
+            await proxy.close()
             shutil.rmtree(folder, ignore_errors=True)
             if isinstance(error, TimeoutError):
                 raise HostUnavailable(f"No sandbox started within {_START_TIMEOUT_S:.0f} s.") from error
@@ -89,7 +94,7 @@ class Sandbox:
         finally:
             listener.close()
             (folder / "agent.sock").unlink(missing_ok=True)
-        return cls(launch, backend, handle, link)
+        return cls(launch, backend, handle, link, proxy)
 
     @property
     def alive(self) -> bool:
@@ -133,6 +138,7 @@ class Sandbox:
         self._removing = True
         self._link.close("it was removed")
         await self._backend.destroy(self._handle)
+        await self._proxy.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def supersede(self, attempt: int) -> None:

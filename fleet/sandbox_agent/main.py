@@ -6,6 +6,7 @@ import os
 import socket
 
 from .agent import Agent
+from .relay import Relay
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,4 +22,6 @@ def main(arguments: list[str]) -> NoReturn:
         os.setgroups([])
         os.setgid(int(arguments[2]))
         os.setuid(int(arguments[1]))
-    Agent(connection).serve()
+    agent = Agent(connection)
+    Relay(agent, os.path.dirname(arguments[0]))
+    agent.serve()

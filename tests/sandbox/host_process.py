@@ -43,6 +43,8 @@ class Host:
     secret: str = field(default_factory=lambda: secrets.token_hex(16))
     process: asyncio.subprocess.Process | None = None
     pids_before: set[int] = field(default_factory=set)
+    names: dict[str, str] = field(default_factory=dict)
+    """Names that this process, and no other of the machine, knows the addresses of."""
 
     @property
     def socket(self) -> Path:
@@ -68,6 +70,7 @@ class Host:
         }
         with self.log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
+                *self._with_names(),
                 sys.executable,
                 "-m",
                 "sandfleet.fleet.host",
@@ -76,6 +79,15 @@ class Host:
                 stdout=asyncio.subprocess.PIPE,
             )
         await eventually(self.ready, what="the host is ready")
+
+    def _with_names(self) -> list[str]:
+        """What starts a program that sees another /etc/hosts."""
+        if not self.names:
+            return []
+        file = self.folder / "hosts"
+        file.write_text("".join(f"{address} {name}\n" for name, address in self.names.items()))
+        script = f'mount --bind {file} /etc/hosts && exec "$@"'
+        return ["unshare", "--mount", "sh", "-c", script, "sh"]
 
     async def ready(self) -> bool:
         assert self.process is not None
@@ -141,6 +153,11 @@ class Host:
             return psutil.Process(self.process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
             return []
+
+    def resident_bytes(self) -> int:
+        """Memory that the host process itself has now."""
+        assert self.process is not None
+        return int(psutil.Process(self.process.pid).memory_info().rss)
 
     def logged(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
