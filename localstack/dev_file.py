@@ -23,6 +23,7 @@ class StackInfo:
     instance: str
     sandbox: str
     docker_host: str | None = None
+    snapshot_bucket: str = ""
     api_urls: list[str] = field(default_factory=list)
     processes: dict[str, int] = field(default_factory=dict)
 

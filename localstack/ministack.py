@@ -1,4 +1,4 @@
-"""The embedded AWS emulator: MiniStack, with SQS only, run as a plain child process."""
+"""The embedded AWS emulator: MiniStack, with SQS and S3, run as a plain child process."""
 
 import signal
 import sys
@@ -13,7 +13,8 @@ async def start_ministack(
 ) -> str:
     """Start the emulator on a free port of 127.0.0.1 and return its endpoint URL.
 
-    It keeps everything in memory, so ``restore`` is called with the URL at each start, to make what must be there.
+    It keeps queues in memory, so ``restore`` is called with the URL at each start, to make what must be there. Objects of
+    buckets are kept in the stack's folder.
 
     It is kept away from any Docker Engine: it would look for containers of its own there.
     """
@@ -33,11 +34,12 @@ async def start_ministack(
                 "BIND_HOST": "127.0.0.1",
                 "MINISTACK_HOST": "127.0.0.1",
                 "MINISTACK_REGION": region,
-                "SERVICES": "sqs",
+                "SERVICES": "sqs,s3",
                 "IOT_MTLS_ENABLED": "0",
                 "SFTP_ENABLED": "0",
                 "STATE_DIR": str(folder),
                 "S3_DATA_DIR": str(folder / "s3"),
+                "S3_PERSIST": "1",
                 "TMPDIR": str(folder),
                 "DOCKER_HOST": f"unix://{folder}/no-engine.sock",
             },

@@ -1,4 +1,4 @@
-"""PostgreSQL, Redis and SQS for local use: embedded, or the user's own where the environment names them."""
+"""PostgreSQL, Redis, SQS and S3 for local use: embedded, or the user's own where the environment names them."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
+from sandfleet.localstack.bucket import create_bucket
 from sandfleet.localstack.ministack import start_ministack
 from sandfleet.localstack.parallel import parallel
 from sandfleet.localstack.postgres import start_postgres
@@ -28,6 +29,7 @@ class Servers:
     aws_endpoint_url: str
     aws_region: str
     queue_urls: dict[str, str]
+    snapshot_bucket: str
 
 
 async def start_servers(
@@ -38,6 +40,7 @@ async def start_servers(
     ``env`` is the environment to read those from (default: this process's own).
     """
     given = os.environ if env is None else env
+    name = f"sandfleet-{supervisor.instance}"
     region = given.get("AWS_REGION") or given.get("AWS_DEFAULT_REGION") or "us-east-1"
 
     async def database() -> tuple[str, str | None]:
@@ -61,20 +64,20 @@ async def start_servers(
     async def sqs() -> tuple[str, dict[str, str]]:
         urls: dict[str, str] = {}
 
-        async def make_queues(endpoint: str) -> None:
-            prefix = f"sandfleet-{supervisor.instance}"
-            urls.update(await create_queues(endpoint, region, dict(given), POOLS, prefix))
+        async def make_queues_and_bucket(endpoint: str) -> None:
+            urls.update(await create_queues(endpoint, region, dict(given), POOLS, name))
+            await create_bucket(endpoint, region, dict(given), name)
 
         endpoint = given.get("AWS_ENDPOINT_URL")
         if endpoint:
-            await make_queues(endpoint)
+            await make_queues_and_bucket(endpoint)
         else:
-            endpoint = await start_ministack(supervisor, region, make_queues)
-        say("SQS is ready")
+            endpoint = await start_ministack(supervisor, region, make_queues_and_bucket)
+        say("SQS and S3 are ready")
         return endpoint, urls
 
     (url, admin_url), redis_url, (endpoint, urls) = await parallel(database(), redis(), sqs())
-    return Servers(url, admin_url, redis_url, endpoint, region, urls)
+    return Servers(url, admin_url, redis_url, endpoint, region, urls, name)
 
 
 def database_url(url: str, name: str) -> str:

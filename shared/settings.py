@@ -213,6 +213,13 @@ class Settings(BaseSettings):
         description='Public name servers of sandboxes with the policy egress, as JSON, e.g. ["9.9.9.9"].',
     )
     sandbox_lifetime_s: float = Field(3600.0, gt=0, description="Longest life of a sandbox.")
+    snapshot_bucket: str = Field(
+        "", description="S3 bucket that keeps snapshots of workspaces; empty: none are taken."
+    )
+    snapshot_bytes: int = Field(
+        256 * 1024 * 1024, ge=1024, description="Largest snapshot, compressed; what is larger is refused."
+    )
+    snapshot_keep_s: float = Field(7 * 24 * 3600.0, gt=0, description="How long a snapshot is kept.")
 
     @model_validator(mode="after")
     def _often_enough(self) -> Self:

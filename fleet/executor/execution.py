@@ -193,7 +193,10 @@ class Execution:
                         ):  # the state is a courtesy here; the graph's error is what counts
                             await self._head_state(compiled)
                     raise
-                return await self._succeeded(compiled)
+                ending = await self._succeeded(compiled)
+                if self._head_next:
+                    await self._keep_workspace(sandbox)
+                return ending
         except Superseded:
             self._stop = Stop.SUPERSEDED
             return None
@@ -268,6 +271,13 @@ class Execution:
             interrupts=interrupts,
             output={"checkpoint_id": self._head_id, "interrupts": interrupts},
         )
+
+    async def _keep_workspace(self, sandbox: RunSandbox) -> None:
+        """Let whichever run resumes this one find the files of its sandbox, which ends with the run."""
+        try:
+            await sandbox.snapshot("interrupt")
+        except SandboxError as error:
+            _log.warning("workspace not kept: %s", error.code, extra=self._ids())
 
     async def _head_state(self, graph: Pregel[Any, Any, Any, Any]) -> StateSnapshot:
         """Read the newest state, which says what interrupted the graph, and keep it as a snapshot."""

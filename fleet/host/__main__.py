@@ -23,6 +23,7 @@ from sandfleet.fleet.host.clock import DatabaseClock
 from sandfleet.fleet.host.docker_backend import DockerBackend
 from sandfleet.fleet.host.heartbeat import Heartbeat
 from sandfleet.fleet.host.registry import Registry
+from sandfleet.fleet.host.snapshots import Snapshots
 from sandfleet.fleet.host.warm import Refill
 from sandfleet.shared import logs
 from sandfleet.shared.errors import SandfleetError
@@ -87,12 +88,14 @@ async def serve(config: Settings, instance: str) -> None:
         try:
             await backend.open()
             agent = AgentFiles(folder.parent / "agent")
+            snapshots = Snapshots(config, folder.parent / "snapshots")
             registry = Registry(
                 backend,
                 folder,
                 agent,
                 templates,
                 capacity=Capacity.of_host(config),
+                snapshots=snapshots,
                 refill=Refill(config.warm_refill_per_s, config.warm_age_s),
             )
             await _serve(config, instance, registry, backend.name, stop)
@@ -127,6 +130,7 @@ async def _serve(
         asyncio.create_task(heartbeat.run(), name="heartbeat"),
         asyncio.create_task(registry.tend(), name="tend"),
         asyncio.create_task(registry.warm.keep(), name="keep warm"),
+        asyncio.create_task(registry.snapshots.tend(), name="tend snapshots"),
     ]
     try:
         await web.SockSite(runner, _bind(config.host_socket)).start()

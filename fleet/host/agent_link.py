@@ -281,10 +281,7 @@ class AgentLink:
 
     def lost(self) -> SandboxLost:
         """The error for an operation that can no longer end."""
-        return SandboxLost(
-            f"The sandbox was lost: {self._reason or 'it ended'}. Its files and processes are gone; "
-            "the next use starts an empty sandbox."
-        )
+        return SandboxLost(f"The sandbox was lost: {self._reason or 'it ended'}.")
 
     def explain(self, reason: str) -> None:
         """Say why the sandbox ends, in place of what the connection will show; nothing new is begun from here on."""

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Literal
 
 from aiohttp import web
 from pydantic import Field, ValidationError
@@ -17,6 +17,7 @@ from sandfleet.fleet.sandbox.errors import HostUnavailable
 from sandfleet.shared import sandbox_token
 from sandfleet.shared.errors import SandfleetError
 from sandfleet.shared.settings import Settings
+from sandfleet.shared.store.snapshots import Snapshot
 from sandfleet.shared.templates import DEFAULT
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,12 @@ class AcquireRequest(Body):
     """What the run's sandbox is made from if it has none yet."""
 
     template: str = Field(DEFAULT, max_length=63)
+
+
+class SnapshotRequest(Body):
+    """Why the workspace is kept."""
+
+    reason: Literal["request", "interrupt"] = "request"
 
 
 class HostApi:
@@ -54,6 +61,7 @@ class HostApi:
                 web.get("/health", self._health),
                 web.put("/sandbox", self._acquire),
                 web.delete("/sandbox", self._remove),
+                web.post("/sandbox/snapshot", self._snapshot),
                 *CommandRoutes(self._registry).table(),
                 *FileRoutes(self._registry).table(),
                 *ProcessRoutes(self._registry).table(),
@@ -101,18 +109,36 @@ class HostApi:
         body = await request.read()
         asked = AcquireRequest.model_validate_json(body) if body else AcquireRequest()
         acquired = await self._registry.acquire(request[FENCE], asked.template, may_create=not cut_off)
+        restored = acquired.sandbox.restored
         return web.json_response(
             {
                 "sandbox_id": acquired.sandbox.id,
                 "template": acquired.sandbox.template.name,
                 "created": acquired.created,
                 "lost": acquired.lost,
+                "restored": None if restored is None else _snapshot(restored),
             }
         )
+
+    async def _snapshot(self, request: web.Request) -> web.Response:
+        asked = SnapshotRequest.model_validate_json(await request.read())
+        return web.json_response(_snapshot(await self._registry.snapshot(request[FENCE], asked.reason)))
 
     async def _remove(self, request: web.Request) -> web.Response:
         self._registry.dismiss(request[FENCE].key)
         return web.Response(status=204)
+
+
+def _snapshot(snapshot: Snapshot) -> dict[str, Any]:
+    return {
+        "snapshot_id": str(snapshot.snapshot_id),
+        "reason": snapshot.reason,
+        "bytes": snapshot.bytes,
+        "files": snapshot.files,
+        "content_bytes": snapshot.content_bytes,
+        "skipped": snapshot.skipped,
+        "created_at": snapshot.created_at.isoformat(),
+    }
 
 
 def _failure(error: SandfleetError) -> web.Response:

@@ -12,6 +12,7 @@ from sandfleet.fleet.host.agent_files import AgentFiles
 from sandfleet.fleet.host.backend import Backend
 from sandfleet.fleet.host.capacity import Capacity
 from sandfleet.fleet.host.sandbox import Sandbox
+from sandfleet.fleet.host.snapshots import Snapshots
 from sandfleet.fleet.host.warm import Refill, WarmPool
 from sandfleet.fleet.sandbox.errors import (
     HostUnavailable,
@@ -23,6 +24,7 @@ from sandfleet.fleet.sandbox.errors import (
 )
 from sandfleet.shared.errors import SandfleetError
 from sandfleet.shared.ids import Fence, RunKey
+from sandfleet.shared.store.snapshots import Snapshot
 from sandfleet.shared.templates import DEFAULT, Template, Templates
 
 logger = logging.getLogger(__name__)
@@ -31,6 +33,7 @@ logger = logging.getLogger(__name__)
 _REMEMBER_S = 3600.0
 _TEND_EVERY_S = 1.0
 _SWEEP_EVERY = 5  # of these
+_SAVE_S = 20.0  # for the workspaces of a host that stops; what is not kept by then is lost
 
 
 class Acquired(NamedTuple):
@@ -76,6 +79,7 @@ class Registry:
         *,
         capacity: Capacity,
         refill: Refill,
+        snapshots: Snapshots,
     ) -> None:
         self.capacity = capacity
         self.draining = False
@@ -85,6 +89,7 @@ class Registry:
         self._backend = backend
         self._folder = folder
         self._templates = templates.templates
+        self.snapshots = snapshots
         self._sandboxes: dict[RunKey, Sandbox] = {}
         self._creating: dict[RunKey, _Creation] = {}
         self._lost: dict[RunKey, _Loss] = {}
@@ -162,7 +167,7 @@ class Registry:
                     f"This host has no room: {len(self)} sandboxes take what it gives; try again when one has ended."
                 )
             self._make_way(made_of)
-            task = asyncio.create_task(self._create(key, made_of), name=f"create sandbox for {key.run_id}")
+            task = asyncio.create_task(self._create(fence, made_of), name=f"create sandbox for {key.run_id}")
             task.add_done_callback(lambda task: task.cancelled() or task.exception())  # maybe nobody waits
             creation = self._creating[key] = _Creation(made_of, task)
         sandbox = await asyncio.shield(creation.task)
@@ -189,8 +194,9 @@ class Registry:
         taken, warm = self.taken(), Capacity.of(self.warm.taken_by())
         return self.capacity.room(taken.plus(warm), template) > 0
 
-    async def _create(self, key: RunKey, template: Template) -> Sandbox:
+    async def _create(self, fence: Fence, template: Template) -> Sandbox:
         start = time.monotonic()
+        key = fence.key
         try:
             warm = await self.warm.take(template)
             if warm is not None:
@@ -198,11 +204,15 @@ class Registry:
                 sandbox.belong_to(key)
             else:
                 sandbox = await Sandbox.launch(self._backend, key, self._folder, self._agent, template)
+                self._serve_in_background(sandbox)
+            try:
+                await self._restore(sandbox, fence)
+            except BaseException:
+                await self._destroy(sandbox)
+                raise
         finally:
             del self._creating[key]
         self._sandboxes[key] = sandbox
-        if warm is None:
-            self._serve_in_background(sandbox)
         spent_ms = round((time.monotonic() - start) * 1000)
         about = {"sandbox": sandbox.id, "run": str(key.run_id), "ms": spent_ms, "warm": warm is not None}
         logger.info("sandbox created", extra=about)
@@ -221,6 +231,18 @@ class Registry:
         server = asyncio.create_task(self._serve(sandbox), name=f"serve sandbox {sandbox.id}")
         self._background.add(server)
         server.add_done_callback(self._background.discard)
+
+    async def _restore(self, sandbox: Sandbox, fence: Fence) -> None:
+        """Give the sandbox the files that its run had, or that the interrupted run had which this one resumes."""
+        if snapshot := await self.snapshots.find(fence.key):
+            await self.snapshots.restore(sandbox, fence, snapshot)
+            sandbox.restored = snapshot
+            if snapshot.run_id == fence.key.run_id:  # so it had a sandbox, whose end nobody here saw
+                self._lost.setdefault(fence.key, _Loss("The sandbox was lost: its host has stopped."))
+
+    async def snapshot(self, fence: Fence, reason: str) -> Snapshot:
+        """Keep the workspace of the run's sandbox. Raises as `find` does, and SnapshotFailed."""
+        return await self.snapshots.take(self.find(fence), fence, reason)
 
     async def _serve(self, sandbox: Sandbox) -> None:
         reason = await sandbox.serve()
@@ -290,16 +312,27 @@ class Registry:
         """Remove what an earlier life of this instance left."""
         await self._sweep()
 
+    async def _save(self, key: RunKey) -> None:
+        try:
+            await self.snapshot(Fence(key, self._seen[key].attempt), "drain")
+        except SandfleetError as error:
+            logger.warning("workspace not kept", extra={"run": str(key.run_id), "reason": error.code})
+
     async def _sweep(self) -> None:
         await self._backend.sweep(lambda: {path.name for path in self._folder.iterdir()})
 
     async def close(self) -> None:
-        """Remove everything; returns when no sandbox is left or the engine does not answer."""
+        """Keep all workspaces and remove everything; returns when no sandbox is left or the engine does not answer."""
         self.draining = True
         await self.warm.close()
+        if self.snapshots.kept:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_SAVE_S):
+                    await asyncio.gather(*(self._save(key) for key in self._sandboxes))
         await asyncio.gather(*(self.remove(key) for key in self.keys()))
         for sandbox in list(self._doomed):
             await self._destroy(sandbox)
         await asyncio.gather(*self._background, return_exceptions=True)
         with suppress(SandfleetError):
             await self._sweep()
+        await self.snapshots.aclose()

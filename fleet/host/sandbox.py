@@ -22,6 +22,7 @@ from sandfleet.fleet.sandbox.errors import HostUnavailable, OperationRefused, St
 from sandfleet.fleet.sandbox_agent import wire
 from sandfleet.shared.errors import SandboxError, SandfleetError
 from sandfleet.shared.ids import Fence, RunKey
+from sandfleet.shared.store.snapshots import Snapshot
 from sandfleet.shared.templates import Template
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,8 @@ class Sandbox:
         self.key = launch.key
         self.template = launch.template
         self.born = time.monotonic()
+        self.restored: Snapshot | None = None
+        """What its workspace began with."""
         self._backend = backend
         self._handle = handle
         self._folder = launch.folder

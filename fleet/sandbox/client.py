@@ -37,9 +37,14 @@ class SandboxClient:
     async def acquire(self, token: str, template: str = DEFAULT) -> dict[str, Any]:
         """Get the run's sandbox, created from ``template`` if it has none.
 
-        Gives ``sandbox_id``, ``template``, ``created``, and ``lost`` with why a previous one ended.
+        Gives ``sandbox_id``, ``template``, ``created``, ``lost`` with why a previous one ended, and ``restored`` with
+        the snapshot (``snapshot_id``, ``created_at``, ``reason``) that its workspace began with, or None.
         """
         return await self.call("PUT", "/sandbox", token, json={"template": template})
+
+    async def snapshot(self, token: str, reason: str) -> dict[str, Any]:
+        """Keep the workspace of the run's sandbox; the host's answer describes the snapshot."""
+        return await self.call("POST", "/sandbox/snapshot", token, json={"reason": reason})
 
     async def remove(self, token: str) -> None:
         """Remove the run's sandbox, in the background; without one this does nothing."""

@@ -5,7 +5,7 @@ from sandfleet.shared.sandbox_token import SandboxTokenExpired
 
 
 class SandboxLost(SandboxError):
-    """The sandbox ended with all its files; the next use starts an empty one."""
+    """The sandbox ended. What the next use finds, the message says: nothing, or the files of a snapshot."""
 
     code = "sandbox_lost"
     status = 410
@@ -64,6 +64,13 @@ class OperationRefused(SandboxError):
             self.status = 404
 
 
+class SnapshotFailed(SandboxError):
+    """The workspace could not be saved or restored; the sandbox goes on."""
+
+    code = "snapshot_failed"
+    status = 422
+
+
 class StaleAttempt(Superseded):
     """A later attempt of the run has used this sandbox; this one is refused for good."""
 
@@ -79,6 +86,7 @@ _KINDS: dict[str, type[SandfleetError]] = {
         SandboxBusy,
         SandboxLost,
         SandboxTokenExpired,
+        SnapshotFailed,
         StaleAttempt,
         TemplateUnavailable,
     )

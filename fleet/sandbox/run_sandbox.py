@@ -52,7 +52,8 @@ class RunSandbox:
     """The sandbox of one run and attempt, created at its first use. ``files`` and ``processes`` do the rest in it.
 
     All methods raise SandboxError with a message fit for the model, and Superseded once a later attempt has taken
-    the run. After a loss one call fails with SandboxLost; the next starts an empty sandbox.
+    the run. After a loss one call fails with SandboxLost, which says what the next finds: an empty sandbox, or the files
+    of the latest snapshot.
     """
 
     def __init__(self, fence: Fence, sign_token: Callable[[], Awaitable[str]], client: SandboxClient) -> None:
@@ -161,6 +162,15 @@ class RunSandbox:
         """``entries`` of a directory (name, kind, size in bytes, modified_s) and whether they are ``truncated``."""
         return await self._use(lambda token: self._client.list(token, path))
 
+    async def snapshot(self, reason: str = "request") -> dict[str, Any] | None:
+        """Keep the workspace as it is: ``snapshot_id``, ``bytes``, ``files``, ``skipped``; None if the run has no sandbox.
+
+        ``reason``: ``request``, or ``interrupt`` for whichever run resumes this one.
+        """
+        if not self._acquired:
+            return None
+        return await self._use(lambda token: self._client.snapshot(token, reason))
+
     async def close(self) -> None:
         """Remove the sandbox if this attempt used one. Never raises: what fails here the host reaps."""
         if self._used:
@@ -175,16 +185,23 @@ class RunSandbox:
                     await self._acquire()
             return await self._signed(call)
         except NoSandbox as error:
-            self._acquired = False
-            raise SandboxLost(
-                "The sandbox was lost: its host has restarted. Its files and processes are gone; the next use starts "
-                "an empty sandbox."
-            ) from error
-        except SandboxLost:
-            self._acquired = False
-            raise
+            raise await self._replace("The sandbox was lost: its host has restarted.") from error
+        except SandboxLost as error:
+            raise await self._replace(error.message) from error
         except TimeoutError as error:
             raise HostUnavailable("The sandbox host did not answer in time.") from error
+
+    async def _replace(self, lost: str) -> SandboxLost:
+        """Make the next sandbox at once, if that can be, to say what is in it."""
+        async with self._lock:
+            self._acquired = False
+            restored = None
+            with suppress(SandboxError):
+                try:
+                    restored = (await self._acquire())["restored"]
+                except SandboxLost as error:
+                    return error
+            return _lost(lost, restored)
 
     async def _signed(self, call: Callable[[str], Awaitable[T]]) -> T:
         patient_until = time.monotonic() + _HOST_PATIENCE_S
@@ -203,7 +220,7 @@ class RunSandbox:
             # On its way to the host, which has done nothing. The next one is of a renewed lease.
             return await call(await self._sign_token())
 
-    async def _acquire(self) -> None:
+    async def _acquire(self) -> dict[str, Any]:
         patient_until = time.monotonic() + _HOST_PATIENCE_S
         while True:
             self._used = True  # also when the answer is lost
@@ -216,8 +233,17 @@ class RunSandbox:
                 continue
             self._acquired = True
             if acquired["lost"] is not None:
-                raise SandboxLost(acquired["lost"])
-            return
+                raise _lost(acquired["lost"], acquired["restored"])
+            return acquired
+
+
+def _lost(reason: str, restored: dict[str, Any] | None) -> SandboxLost:
+    if restored is None:
+        return SandboxLost(f"{reason} Its files and processes are gone; the next use finds an empty sandbox.")
+    return SandboxLost(
+        f"{reason} Its processes are gone, and its files are again as in the snapshot {restored['snapshot_id']} of "
+        f"{restored['created_at']}."
+    )
 
 
 current_sandbox: ContextVar[RunSandbox] = ContextVar("sandfleet_current_sandbox")

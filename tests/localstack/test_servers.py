@@ -11,6 +11,7 @@ import pytest
 import redis.asyncio
 
 from sandfleet.localstack import postgres
+from sandfleet.localstack.bucket import s3_client
 from sandfleet.localstack.queues import sqs_client
 from sandfleet.localstack.servers import POOLS
 from sandfleet.localstack.supervisor import Supervisor
@@ -63,6 +64,17 @@ async def test_the_queues_are_back_after_a_restart(servers: TestServers) -> None
         for url in servers.at.queue_urls.values():
             found = await sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["RedrivePolicy"])
             assert "deadLetterTargetArn" in found["Attributes"]["RedrivePolicy"]
+
+
+async def test_snapshots_outlive_a_restart_of_the_emulator(servers: TestServers) -> None:
+    """Red without a folder for the objects, or when making a bucket that exists fails."""
+    bucket = servers.at.snapshot_bucket
+    async with s3_client(servers.aws_endpoint_url, servers.at.aws_region, {}) as s3:
+        await s3.put_object(Bucket=bucket, Key="kept", Body=b"content")
+        await servers.supervisor.restart("ministack")
+        found = await s3.get_object(Bucket=bucket, Key="kept")
+        assert await found["Body"].read() == b"content"
+        await s3.delete_object(Bucket=bucket, Key="kept")
 
 
 async def test_postgres_runs_below_a_closed_folder(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Sandbox hosts on both backends, and the check that a test leaves no sandbox behind."""
 
+import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from sandfleet.fleet.host.engine import Engine
 from sandfleet.fleet.sandbox.client import SandboxClient
 from sandfleet.fleet.sandbox.run_sandbox import RunSandbox
+from sandfleet.localstack.bucket import create_bucket
 from tests.fixtures_servers import TestServers
 from tests.sandbox.host_process import Host
 from tests.waiting import eventually
@@ -19,6 +21,16 @@ async def containers(host: Host) -> list[dict[str, object]]:
     """Containers of a host's instance, in any state."""
     async with Engine(host.docker_host) as engine:
         return await engine.containers("sandfleet=1", f"sandfleet.instance={host.instance}")
+
+
+async def bucket_env(servers: TestServers) -> dict[str, str]:
+    """Settings of a host that keeps snapshots, in a new bucket."""
+    at = servers.at
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    return {
+        "AWS_ENDPOINT_URL": at.aws_endpoint_url,
+        "SANDFLEET_SNAPSHOT_BUCKET": await create_bucket(at.aws_endpoint_url, at.aws_region, {}, name),
+    }
 
 
 async def check_empty(host: Host) -> None:
@@ -41,7 +53,9 @@ async def shared_hosts(
     """One host per backend for all tests that do not stop it or change its settings."""
     database_url = await servers.create_database()
     hosts = {
-        backend: Host(tmp_path_factory.mktemp(backend), database_url, backend, engine)
+        backend: Host(
+            tmp_path_factory.mktemp(backend), database_url, backend, engine, await bucket_env(servers)
+        )
         for backend in ("docker", "bwrap")
     }
     for host in hosts.values():

@@ -117,6 +117,12 @@ class Host:
         assert await self.process.stdout.read() == b"", "a daemon prints nothing on stdout"
         return self.process.returncode
 
+    async def kill(self) -> None:
+        """SIGKILL: it can keep nothing and tell nobody."""
+        assert self.process is not None
+        self.process.kill()
+        await self.process.wait()
+
     async def new_run(self, *, tenant: str = "acme", user_id: str = "ada") -> RunKey:
         """A running run in the database."""
         key = RunKey(tenant, user_id, uuid.uuid4())

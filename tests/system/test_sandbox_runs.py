@@ -74,3 +74,19 @@ async def test_odd_output_never_breaks_a_run(client):
     (result,) = await outputs(client, r"printf 'a\0b\377\355\240\200c'")
     assert "a" in result
     assert "c" in result
+
+
+async def test_a_run_goes_on_after_an_interrupt_with_the_files_of_its_sandbox(client):
+    """Red when the sandbox of an interrupted run goes without a snapshot: a week may pass before somebody answers."""
+    thread = await client.threads.create()
+    calls = {"commands": ["echo kept > note", "cat note; ls -A | wc -l"]}
+    await client.runs.wait(
+        thread["thread_id"],
+        "sandboxed",
+        input=calls,
+        interrupt_after=["collect"],
+        multitask_strategy="reject",
+    )
+    assert (await client.threads.get(thread["thread_id"]))["status"] == "interrupted"
+    values = await client.runs.wait(thread["thread_id"], "sandboxed", input=None)
+    assert "kept\n1" in values["results"][1]

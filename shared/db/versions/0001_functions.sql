@@ -369,6 +369,7 @@ begin
   delete from state_snapshots where tenant = p_tenant and user_id = p_user and thread_id = t::text and run_id = p_run;
   delete from journal where tenant = p_tenant and user_id = p_user and run_id = p_run;
   delete from tool_calls where tenant = p_tenant and user_id = p_user and run_id = p_run;
+  update snapshots set expires_at = '-infinity' where tenant = p_tenant and user_id = p_user and run_id = p_run;
   delete from runs where tenant = p_tenant and user_id = p_user and run_id = p_run;
 end $$;
 
@@ -383,6 +384,7 @@ begin
   delete from tool_calls c using runs r
     where r.tenant = p_tenant and r.user_id = p_user and r.thread_id = p_thread
       and c.tenant = r.tenant and c.user_id = r.user_id and c.run_id = r.run_id;
+  update snapshots set expires_at = '-infinity' where tenant = p_tenant and user_id = p_user and thread_id = p_thread;
   delete from runs where tenant = p_tenant and user_id = p_user and thread_id = p_thread;
   delete from checkpoint_writes where tenant = p_tenant and user_id = p_user and thread_id = t;
   delete from checkpoint_blobs where tenant = p_tenant and user_id = p_user and thread_id = t;

@@ -21,7 +21,7 @@ create table api_keys (
 
 -- Work that a deployment does once in a while: when it is somebody's turn again.
 create table turns (name text primary key, due_at timestamptz not null default '-infinity') with (fillfactor = 20);
-insert into turns (name) values ('sweep'), ('top_up'), ('suspects');
+insert into turns (name) values ('sweep'), ('top_up'), ('suspects'), ('snapshots');
 
 -- Start-time fair queueing: one virtual clock per (pool, class), one finish per tenant in it.
 create table vclock (
@@ -204,6 +204,25 @@ create table tool_calls (
   finished_at  timestamptz,
   primary key (tenant, user_id, run_id, call_id, execution)
 ) with (fillfactor = 70);
+
+-- Archives of workspaces in the bucket. The owner is a run or a sandbox of its own, so nothing refers to runs.
+create table snapshots (
+  tenant text, user_id text, snapshot_id uuid,
+  run_id        uuid not null,
+  thread_id     uuid,
+  reason        text not null check (reason in ('drain', 'interrupt', 'request')),
+  object_key    text not null,
+  bytes         bigint not null,
+  files         bigint not null,
+  content_bytes bigint not null,
+  skipped       bigint not null,
+  created_at    timestamptz not null default clock_timestamp(),
+  expires_at    timestamptz not null,
+  primary key (tenant, user_id, snapshot_id)
+);
+create index snapshots_of_run on snapshots (tenant, user_id, run_id);
+create index snapshots_of_thread on snapshots (tenant, user_id, thread_id) where thread_id is not null;
+create index snapshots_expiring on snapshots (expires_at);
 
 create table checkpoints (
   tenant text, user_id text, thread_id text, ns text, checkpoint_id text,

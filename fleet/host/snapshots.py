@@ -1,0 +1,150 @@
+"""Snapshots of workspaces: packed in the sandbox, kept in S3, known to PostgreSQL."""
+
+import asyncio
+import logging
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import psycopg
+from psycopg_pool import PoolTimeout
+
+from sandfleet.fleet.host import workspace
+from sandfleet.fleet.host.bucket import Bucket
+from sandfleet.fleet.host.sandbox import Sandbox
+from sandfleet.fleet.sandbox.errors import HostUnavailable, SnapshotFailed
+from sandfleet.shared.db.pool import open_pool
+from sandfleet.shared.errors import SandfleetError
+from sandfleet.shared.ids import Fence, RunKey, new_id
+from sandfleet.shared.settings import Settings
+from sandfleet.shared.store import snapshots
+from sandfleet.shared.store.turns import take_turn
+
+logger = logging.getLogger(__name__)
+
+TURN = "snapshots"
+"""Name of the turn that says who removes archives."""
+
+_AT_ONCE = 4  # archives under way: each takes disk, up to the largest snapshot, and a thread's time
+_TEND_EVERY_S = 60.0
+_ANSWER_S = 5.0
+
+
+class Snapshots:
+    """Takes and restores snapshots of the host's sandboxes. Without a bucket all is refused but restoring nothing."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        """``folder`` is for archives on their way; what is there at the start is removed."""
+        self._settings = settings
+        self._folder = folder
+        self._bucket = Bucket(settings)
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
+        self._pool = open_pool(
+            settings.database_url, 2, min_size=0, limit_s=_ANSWER_S, name="sandfleet-host-snapshots"
+        )
+        self._pool_opened = False
+
+    @property
+    def kept(self) -> bool:
+        """Whether there is a bucket to keep snapshots in."""
+        return bool(self._settings.snapshot_bucket)
+
+    async def take(self, sandbox: Sandbox, fence: Fence, reason: str) -> snapshots.Snapshot:
+        """Save the workspace; ``reason`` as `Snapshot` names them. Raises SnapshotFailed; the sandbox goes on."""
+        if not self.kept:
+            raise SnapshotFailed("No snapshots are kept here: set SANDFLEET_SNAPSHOT_BUCKET.")
+        config = self._settings
+        snapshot_id = new_id()
+        key = "/".join(
+            (quote(fence.key.tenant, safe=""), quote(fence.key.user_id, safe=""), f"{snapshot_id}.tar.zst")
+        )
+        async with self._slots, self._file() as file:
+            packed = await workspace.save(
+                sandbox, fence, file, sandbox.template.workspace, config.snapshot_bytes
+            )
+            size = file.stat().st_size
+            await self._bucket.put(key, file)
+        values = {
+            "snapshot_id": snapshot_id,
+            "reason": reason,
+            "object_key": key,
+            "bytes": size,
+            "files": packed.files,
+            "content_bytes": packed.bytes,
+            "skipped": packed.skipped,
+        }
+        try:
+            async with self._database() as connection:
+                taken = await snapshots.record(connection, fence.key, values, config.snapshot_keep_s)
+        except BaseException:
+            with suppress(SandfleetError):
+                await self._bucket.delete([key])  # nobody else knows of it
+            raise
+        logger.info("snapshot taken", extra={"run": str(fence.key.run_id), "bytes": size, "reason": reason})
+        return taken
+
+    async def find(self, key: RunKey) -> snapshots.Snapshot | None:
+        """What a new sandbox of this run should begin with. Raises HostUnavailable when PostgreSQL does not answer: rather
+        no sandbox now than one without its files."""
+        if not self.kept:
+            return None
+        try:
+            async with self._database() as connection:
+                return await snapshots.to_restore(connection, key)
+        except SnapshotFailed as error:
+            raise HostUnavailable(error.message) from error
+
+    async def restore(self, sandbox: Sandbox, fence: Fence, snapshot: snapshots.Snapshot) -> None:
+        """Replace the workspace by a snapshot. Raises SnapshotFailed."""
+        async with self._slots, self._file() as file:
+            await self._bucket.get(snapshot.object_key, file)
+            await workspace.restore(sandbox, fence, file)
+        logger.info(
+            "snapshot restored", extra={"run": str(fence.key.run_id), "snapshot": str(snapshot.snapshot_id)}
+        )
+
+    async def tend(self) -> None:
+        """For ever: remove archives that have expired. Hosts take turns."""
+        while True:
+            await asyncio.sleep(_TEND_EVERY_S)
+            if self.kept:
+                with suppress(SandfleetError):
+                    await self.remove_expired()
+
+    async def remove_expired(self) -> int:
+        """Remove what has expired if it is our turn; how many there were. Raises SnapshotFailed."""
+        removed = 0
+        async with self._database() as connection:
+            if await take_turn(connection, TURN, _TEND_EVERY_S / 2):
+                while rows := await snapshots.expired(connection):
+                    await self._bucket.delete([row[3] for row in rows])
+                    await snapshots.remove(connection, [row[:3] for row in rows])
+                    removed += len(rows)
+        return removed
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._pool.close()
+        await self._bucket.aclose()
+
+    @asynccontextmanager
+    async def _file(self) -> AsyncIterator[Path]:
+        with tempfile.NamedTemporaryFile(dir=self._folder, suffix=".tar.zst") as file:
+            yield Path(file.name)
+
+    @asynccontextmanager
+    async def _database(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+        if not self._pool_opened:
+            self._pool_opened = True
+            await self._pool.open()
+        try:
+            async with self._pool.connection() as connection:
+                yield connection
+        except (psycopg.OperationalError, PoolTimeout) as error:
+            raise SnapshotFailed("PostgreSQL does not answer; try again.") from error

@@ -1,0 +1,128 @@
+"""Snapshots of workspaces: what PostgreSQL knows of the archives in the bucket."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from psycopg import AsyncConnection
+from psycopg.rows import class_row
+
+from sandfleet.shared.errors import NotFound
+from sandfleet.shared.ids import Owner, RunKey
+
+Connection = AsyncConnection[Any]
+
+BATCH = 100
+"""Snapshots that are forgotten at a time."""
+
+_COLUMNS = (
+    "snapshot_id, run_id, thread_id, reason, object_key, bytes, files, content_bytes, skipped, created_at"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A workspace as it was. ``reason``: ``drain`` (its host stopped), ``interrupt`` (its run waits for somebody) or
+    ``request``."""
+
+    snapshot_id: UUID
+    run_id: UUID
+    """Whose workspace it was: a run, or a sandbox of its own."""
+    thread_id: UUID | None
+    reason: str
+    object_key: str
+    bytes: int
+    """Size of the archive."""
+    files: int
+    content_bytes: int
+    """Size of all files together."""
+    skipped: int
+    """Files that could not be packed."""
+    created_at: datetime
+
+
+async def record(connection: Connection, key: RunKey, snapshot: dict[str, Any], keep_s: float) -> Snapshot:
+    """Note a snapshot whose archive is in the bucket: ``snapshot_id``, ``reason``, ``object_key``, ``bytes``, ``files``,
+    ``content_bytes``, ``skipped``. It is kept for ``keep_s``; those that a host or a run's end made replace one another."""
+    async with connection.transaction(), connection.cursor(row_factory=class_row(Snapshot)) as cursor:
+        await cursor.execute(
+            """update snapshots set expires_at = '-infinity'
+               where tenant = %s and user_id = %s and run_id = %s and reason <> 'request'""",
+            key,
+        )
+        await cursor.execute(
+            f"""insert into snapshots (tenant, user_id, run_id, thread_id, snapshot_id, reason, object_key, bytes, files,
+                                       content_bytes, skipped, expires_at)
+                select k.tenant, k.user_id, k.run_id, r.thread_id, %(snapshot_id)s, %(reason)s, %(object_key)s, %(bytes)s,
+                       %(files)s, %(content_bytes)s, %(skipped)s, clock_timestamp() + make_interval(secs => %(keep_s)s)
+                from (values (%(tenant)s, %(user_id)s, %(run_id)s::uuid)) k (tenant, user_id, run_id)
+                left join runs r using (tenant, user_id, run_id)
+                returning {_COLUMNS}""",
+            {**snapshot, **key._asdict(), "keep_s": keep_s},
+        )
+        recorded = await cursor.fetchone()
+        assert recorded is not None
+        return recorded
+
+
+async def to_restore(connection: Connection, key: RunKey) -> Snapshot | None:
+    """What a new sandbox of a run begins with: the run's own latest snapshot; else, if the run goes on where an interrupted run
+    of its thread stopped (it brings no input), what that one left."""
+    async with connection.cursor(row_factory=class_row(Snapshot)) as cursor:
+        await cursor.execute(
+            f"""select {_COLUMNS} from (
+                  select s.*, 0 as place from snapshots s
+                  where s.tenant = %(tenant)s and s.user_id = %(user_id)s and s.run_id = %(run_id)s
+                  union all
+                  select s.*, 1 from runs r join snapshots s using (tenant, user_id, thread_id)
+                  where r.tenant = %(tenant)s and r.user_id = %(user_id)s and r.run_id = %(run_id)s
+                    and s.reason = 'interrupt' and r.kwargs ->> 'input' is null
+                ) found where expires_at > clock_timestamp() order by place, created_at desc limit 1""",
+            key._asdict(),
+        )
+        return await cursor.fetchone()
+
+
+async def get(connection: Connection, owner: Owner, snapshot_id: UUID) -> Snapshot:
+    """One snapshot of a user. Raises NotFound."""
+    async with connection.cursor(row_factory=class_row(Snapshot)) as cursor:
+        await cursor.execute(
+            f"""select {_COLUMNS} from snapshots
+                where tenant = %s and user_id = %s and snapshot_id = %s and expires_at > clock_timestamp()""",
+            (*owner, snapshot_id),
+        )
+        if (found := await cursor.fetchone()) is None:
+            raise NotFound("Snapshot not found; it may have expired.")
+        return found
+
+
+async def forget(connection: Connection, owner: Owner, snapshot_id: UUID) -> None:
+    """Let a snapshot expire now. Raises NotFound."""
+    cursor = await connection.execute(
+        """update snapshots set expires_at = '-infinity'
+           where tenant = %s and user_id = %s and snapshot_id = %s and expires_at > clock_timestamp()""",
+        (*owner, snapshot_id),
+    )
+    if cursor.rowcount == 0:
+        raise NotFound("Snapshot not found; it may have expired.")
+
+
+async def expired(connection: Connection) -> list[tuple[str, str, UUID, str]]:
+    """Some snapshots that nobody can ask for any more: tenant, user, id, object key. Their archives go first, then
+    `remove` takes the rows: the other way round, a crash between would leave archives that nobody knows of."""
+    cursor = await connection.execute(
+        """select tenant, user_id, snapshot_id, object_key from snapshots where expires_at < clock_timestamp()
+           order by expires_at limit %s""",
+        (BATCH,),
+    )
+    return await cursor.fetchall()
+
+
+async def remove(connection: Connection, keys: list[tuple[str, str, UUID]]) -> None:
+    """Remove the rows of snapshots whose archives are gone."""
+    await connection.execute(
+        """delete from snapshots where (tenant, user_id, snapshot_id) in (
+             select * from unnest(%s::text[], %s::text[], %s::uuid[]))""",
+        tuple([key[place] for key in keys] for place in range(3)),
+    )

@@ -1,0 +1,182 @@
+"""Workspaces that are kept, and come back after what would have lost them."""
+
+import uuid
+from contextlib import aclosing, asynccontextmanager
+
+import psycopg
+import pytest
+
+from sandfleet.fleet.host.snapshots import Snapshots
+from sandfleet.fleet.sandbox.client import SandboxClient
+from sandfleet.fleet.sandbox.errors import SandboxLost, SnapshotFailed
+from sandfleet.localstack.bucket import s3_client
+from sandfleet.shared.ids import Fence
+from sandfleet.shared.settings import Settings
+from tests.sandbox.conftest import bucket_env
+from tests.sandbox.host_process import INSERT_RUN
+
+FILL = "mkdir -p deep; echo kept > deep/file; chmod 750 deep; ln -s deep/file link"
+LOOK = "cat link; stat -c %a deep; ls"
+
+
+@pytest.fixture
+async def keeping_host(own_host, servers):
+    """A host that the test may stop and that keeps snapshots."""
+    host = own_host(**await bucket_env(servers))
+    await host.start()
+    return host
+
+
+@asynccontextmanager
+async def connected(host):
+    async with aclosing(SandboxClient(host.socket)) as client:
+        yield client
+
+
+async def execute(host, statement, *values):
+    async with await psycopg.AsyncConnection.connect(host.database_url, autocommit=True) as connection:
+        cursor = await connection.execute(statement, values)
+        return await cursor.fetchall() if cursor.description else []
+
+
+async def objects(host):
+    async with s3_client(host.env["AWS_ENDPOINT_URL"], "us-east-1", {}) as s3:
+        listed = await s3.list_objects_v2(Bucket=host.env["SANDFLEET_SNAPSHOT_BUCKET"])
+        return [each["Key"] for each in listed.get("Contents", [])]
+
+
+async def test_a_snapshot_tells_what_it_holds(sandbox):
+    """Red when counts and sizes are made up; the program that packs is looked at in test_archive.py."""
+    await sandbox.exec(FILL)
+    taken = await sandbox.snapshot()
+    assert (taken["files"], taken["content_bytes"], taken["skipped"], taken["reason"]) == (1, 5, 0, "request")
+    assert 0 < taken["bytes"] < 1000
+
+
+async def test_a_workspace_outlives_the_stop_of_its_host(keeping_host):
+    """Red when a host that stops does not keep its workspaces, or the next does not say that processes are gone."""
+    async with connected(keeping_host) as client:
+        sandbox = await keeping_host.sandbox(client)
+        await sandbox.exec(FILL)
+        await sandbox.processes.start("sleep 300")
+    await keeping_host.stop()
+    await keeping_host.start()
+    async with connected(keeping_host) as client:
+        successor = await keeping_host.sandbox(client, key=sandbox.fence.key, attempt=2)
+        with pytest.raises(SandboxLost, match=r"has stopped.*files are again as in the snapshot"):
+            await successor.exec("true")
+        assert (await successor.exec(LOOK)).stdout == b"kept\n750\ndeep\nlink\n"
+
+
+async def test_who_used_the_lost_sandbox_hears_at_once_what_came_back(keeping_host):
+    """Red when the loss is told before the next sandbox is made: it could not name the snapshot."""
+    async with connected(keeping_host) as client:
+        sandbox = await keeping_host.sandbox(client)
+        await sandbox.exec(FILL)
+        taken = await sandbox.snapshot()
+        await sandbox.exec("echo later > deep/file")
+        await keeping_host.kill()
+        await keeping_host.start()
+        with pytest.raises(SandboxLost, match=f"snapshot {taken['snapshot_id']}"):
+            await sandbox.exec("true")
+        assert (await sandbox.exec("cat link")).stdout == b"kept\n"
+
+
+async def test_without_a_snapshot_the_loss_says_that_all_is_gone(own_host):
+    """Red when a lost workspace is replaced by an empty one in silence."""
+    host = own_host()
+    await host.start()
+    async with connected(host) as client:
+        sandbox = await host.sandbox(client)
+        await sandbox.exec(FILL)
+        with pytest.raises(SnapshotFailed, match="SANDFLEET_SNAPSHOT_BUCKET"):
+            await sandbox.snapshot()
+        await host.kill()
+        await host.start()
+        with pytest.raises(SandboxLost, match="finds an empty sandbox"):
+            await sandbox.exec("true")
+        assert (await sandbox.exec("ls")).stdout == b""
+
+
+async def test_a_run_that_resumes_finds_the_files_of_the_interrupted_one(docker_host, docker_client):
+    """Red when the thread's snapshot is looked up by run only; a run that does not resume begins empty, though."""
+    sandbox = await docker_host.sandbox(docker_client)
+    await sandbox.exec(FILL)
+    await sandbox.snapshot("interrupt")
+    await sandbox.close()
+    (thread,) = await execute(
+        docker_host, "select thread_id from runs where run_id = %s", sandbox.fence.key.run_id
+    )
+    for kwargs, found in (('{"command": {"resume": 1}, "input": null}', b"kept\n"), ('{"input": {}}', b"")):
+        key = await docker_host.new_run()
+        await execute(
+            docker_host,
+            "update runs set thread_id = %s, kwargs = %s where run_id = %s",
+            *thread,
+            kwargs,
+            key.run_id,
+        )
+        successor = await docker_host.sandbox(docker_client, key=key)
+        assert (await successor.exec("cat link 2>/dev/null")).stdout == found
+        await successor.close()
+
+
+async def test_another_user_never_gets_the_files(docker_host, docker_client):
+    """Red when snapshots are looked up without their owner."""
+    sandbox = await docker_host.sandbox(docker_client)
+    await sandbox.exec(FILL)
+    await sandbox.snapshot()
+    await sandbox.close()
+    stranger = sandbox.fence.key._replace(user_id="eve")
+    await execute(docker_host, INSERT_RUN, *stranger, uuid.uuid4(), uuid.uuid4())
+    theirs = await docker_host.sandbox(docker_client, key=stranger)
+    assert (await theirs.exec("ls")).stdout == b""
+    await theirs.close()
+
+
+async def test_a_workspace_too_large_for_a_snapshot_is_refused_and_stays(own_host, servers):
+    """Red without the limit: the host's disk and the bucket would take whatever a sandbox makes."""
+    host = own_host(**await bucket_env(servers), SANDFLEET_SNAPSHOT_BYTES="100000")
+    await host.start()
+    async with connected(host) as client:
+        sandbox = await host.sandbox(client)
+        await sandbox.exec("head -c 1000000 /dev/urandom > noise")
+        with pytest.raises(SnapshotFailed, match="does not fit"):
+            await sandbox.snapshot()
+        assert (await sandbox.exec("stat -c %s noise")).stdout == b"1000000\n"
+    assert await objects(host) == []
+
+
+async def test_expired_snapshots_are_removed_with_their_archives(keeping_host):
+    """Red when a row goes before its archive, or those that replace one another are all kept."""
+    async with connected(keeping_host) as client:
+        sandbox = await keeping_host.sandbox(client)
+        await sandbox.exec(FILL)
+        await sandbox.snapshot()
+        await sandbox.snapshot("interrupt")
+        newest = await sandbox.snapshot("interrupt")
+    assert len(await objects(keeping_host)) == 3
+    env = keeping_host.env
+    settings = Settings(
+        database_url=keeping_host.database_url,
+        aws_endpoint_url=env["AWS_ENDPOINT_URL"],
+        snapshot_bucket=env["SANDFLEET_SNAPSHOT_BUCKET"],
+    )
+    sweeper = Snapshots(settings, keeping_host.folder / "sweep")
+    assert await sweeper.remove_expired() == 1
+    await sweeper.aclose()
+    assert len(await objects(keeping_host)) == 2
+    kept = await execute(keeping_host, "select snapshot_id::text from snapshots order by created_at")
+    assert kept[-1] == (newest["snapshot_id"],)
+
+
+async def test_a_fence_of_the_past_takes_no_snapshot(docker_host, docker_client):
+    """Red when the route does not look at the attempt."""
+    sandbox = await docker_host.sandbox(docker_client)
+    await sandbox.exec("true")
+    successor = await docker_host.sandbox(docker_client, key=sandbox.fence.key, attempt=2)
+    await successor.exec("true")
+    with pytest.raises(Exception, match="later attempt"):
+        await sandbox.snapshot()
+    assert successor.fence == Fence(sandbox.fence.key, 2)
+    await successor.close()
