@@ -1,4 +1,4 @@
-"""The embedded AWS emulator: MiniStack, with SQS and S3, run as a plain child process."""
+"""The embedded AWS emulator: MiniStack, with SQS and S3 unless more is asked for, run as a plain child process."""
 
 import signal
 import sys
@@ -9,9 +9,10 @@ from sandfleet.localstack.supervisor import Supervisor
 
 
 async def start_ministack(
-    supervisor: Supervisor, region: str, restore: Callable[[str], Awaitable[None]]
+    supervisor: Supervisor, region: str, restore: Callable[[str], Awaitable[None]], services: str = "sqs,s3"
 ) -> str:
-    """Start the emulator on a free port of 127.0.0.1 and return its endpoint URL.
+    """Start the emulator on a free port of 127.0.0.1 and return its endpoint URL. ``services`` are MiniStack's names of
+    them, with commas.
 
     It keeps queues in memory, so ``restore`` is called with the URL at each start, to make what must be there. Objects of
     buckets are kept in the stack's folder.
@@ -34,7 +35,7 @@ async def start_ministack(
                 "BIND_HOST": "127.0.0.1",
                 "MINISTACK_HOST": "127.0.0.1",
                 "MINISTACK_REGION": region,
-                "SERVICES": "sqs,s3",
+                "SERVICES": services,
                 "IOT_MTLS_ENABLED": "0",
                 "SFTP_ENABLED": "0",
                 "STATE_DIR": str(folder),

@@ -13,7 +13,7 @@ from sandfleet.shared.settings import Settings
 _BATCH = 10  # entries in one SQS batch call at most
 _LIMIT_S = 1.0
 """How long a call may take in all. What is not done by then is not needed: see each method."""
-_PATIENCE_S = 5.0  # beyond a long poll's own time
+_PATIENCE_S = 5.0  # beyond a long poll's own time, and for opening the client
 
 T = TypeVar("T")
 
@@ -30,8 +30,9 @@ class Permits:
         self._client: Any = None
 
     async def client(self) -> Any:
-        """The SQS client, connected at its first use."""
-        async with self._opening:
+        """The SQS client, opened at its first use, which is no part of a call's time: loading it takes a cold and busy
+        Lambda a second alone. Raises TimeoutError when there are no credentials soon."""
+        async with asyncio.timeout(_PATIENCE_S), self._opening:
             if self._client is None:
                 # Imported here: it costs a Lambda's cold start a third of a second, and only submits need it.
                 from aiobotocore.config import AioConfig
@@ -67,8 +68,8 @@ class Permits:
         url = self._urls.get(pool)
         if url is None:
             return
+        client = await self.client()
         async with asyncio.timeout(_LIMIT_S):
-            client = await self.client()
             for chunk in _chunks(range(count)):
                 await client.send_message_batch(
                     QueueUrl=url, Entries=[{"Id": str(i), "MessageBody": pool} for i in chunk]
@@ -90,8 +91,8 @@ class Permits:
     async def delete(self, pool: str, handles: Sequence[str]) -> None:
         """Delete permits, within a second in all: one that is left comes back, and is found to be surplus. An expired handle
         is refused by some servers and accepted by others: both are fine."""
+        client = await self.client()
         async with asyncio.timeout(_LIMIT_S):
-            client = await self.client()
             for chunk in _chunks(handles):
                 await client.delete_message_batch(
                     QueueUrl=self._urls[pool],

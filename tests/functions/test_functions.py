@@ -4,9 +4,11 @@ import asyncio
 import json
 import os
 import sys
+import time
 
 import psycopg
 import pytest
+from aiobotocore.session import get_session
 
 from sandfleet.shared.db.pool import open_pool
 from sandfleet.shared.dead_letters import dead_letter_urls
@@ -110,6 +112,18 @@ async def test_the_scheduled_sweep_leaves_the_turns_to_executors(deployment):
     answer, logs, _ = await invoke(env, "sweeper", {})
     assert answer == {"passes": 0, "ready": 0}
     assert metric(logs, "SweepPasses") == 0
+
+
+async def test_a_slow_start_of_the_client_costs_no_permit(permits, monkeypatch):
+    """As in a cold Lambda on a busy machine. Red when loading the client counts as a call's time."""
+
+    def slow():
+        time.sleep(1.2)  # computation, which holds the loop
+        return get_session()
+
+    monkeypatch.setattr("aiobotocore.session.get_session", slow)
+    await permits.send("default", 1)
+    assert await permits.visible("default") == 1
 
 
 async def kill_permits(permits, count):
