@@ -38,14 +38,19 @@ def _no_internals(value: JsonObject) -> JsonObject:
 Configurable = Annotated[JsonObject, AfterValidator(_no_internals)]
 
 
-class ConfigBody(Body):
-    """LangChain's RunnableConfig, as far as it travels over HTTP."""
+class AssistantConfig(Body):
+    """LangChain's RunnableConfig, as far as an assistant can say it for its runs."""
 
     tags: list[str] = Field(default_factory=list)
     recursion_limit: int = Field(25, ge=1, le=2**31 - 1)
     max_concurrency: int = Field(1, ge=1, le=10_000)
     run_name: str = ""
     configurable: Configurable = Field(default_factory=dict)
+
+
+class ConfigBody(AssistantConfig):
+    """The same for one run."""
+
     metadata: Metadata = Field(default_factory=dict)
 
     def given(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import orjson
 
 from sandfleet.loadtest.bench.http import Connection, ConnectionLost, Exchange
+from sandfleet.loadtest.bench.stream import EventStream
 
 _LONG_S = 900.0
 _BEGIN_WITHIN_S = 60.0
@@ -26,7 +27,7 @@ class Api:
         return await Connection.open(self.url, dict(self.headers))
 
 
-class Events(Exchange):
+class Events(EventStream):
     """The answer to a run's stream. ``begun_at_s`` has the arrival of each attempt's first event, by attempt; ``failed``
     says whether the run ended with an error."""
 
@@ -38,8 +39,6 @@ class Events(Exchange):
         self.path = ""
         self._arrived = asyncio.Event()
         self.finished.add_done_callback(lambda _: self._arrived.set())
-        self._rest = b""
-        self._event = b""
 
     async def begun(self, attempt: int) -> float:
         """When the first event of this attempt, or of a later one, came; waits for it."""
@@ -59,23 +58,15 @@ class Events(Exchange):
         self._arrived.clear()
         await self._arrived.wait()
 
-    def feed(self, data: bytes, at_s: float) -> None:
-        if self.status != 200:
-            super().feed(data, at_s)
-            return
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for raw in lines:
-            line = raw.rstrip(b"\r")
-            if line.startswith(b"event: "):
-                self._event = line[7:]
-            elif line.startswith(b"data: ") and self._event == b"metadata":
-                metadata = orjson.loads(line[6:])
-                self.path = self.path or metadata["run_id"]
-                self.begun_at_s.setdefault(metadata["attempt"], at_s)
-            elif not line and self._event == b"error":
-                self.failed = True
-            elif not line and self._event == b"end":
-                self.ended_at_s = at_s
+    def dispatch(self, event: bytes, data: bytes, at_s: float) -> None:
+        if event == b"metadata":
+            metadata = orjson.loads(data)
+            self.path = self.path or metadata["run_id"]
+            self.begun_at_s.setdefault(metadata["attempt"], at_s)
+        elif event == b"error":
+            self.failed = True
+        elif event == b"end":
+            self.ended_at_s = at_s
         self._arrived.set()
 
 

@@ -14,7 +14,7 @@ from sandfleet.functions.api.fields import Body, Id, Limit, Metadata, Offset, Te
 from sandfleet.functions.api.requests import caller, parse_id, query_bool, read, resources
 from sandfleet.functions.api.responses import fragment, json_response, no_content, page_headers, utc
 from sandfleet.functions.api.routes.threads import remove
-from sandfleet.functions.api.run_body import Configurable
+from sandfleet.functions.api.run_body import AssistantConfig, Configurable
 from sandfleet.shared.errors import BadRequest, InvalidRequest, NotFound
 from sandfleet.shared.ids import graph_assistant_id, new_id
 from sandfleet.shared.json_text import to_json
@@ -37,16 +37,6 @@ SELECTABLE = (
     "version",
 )
 _DEEPEST = 100  # xray=true means all levels
-
-
-class AssistantConfig(Body):
-    """The config that runs of an assistant inherit."""
-
-    tags: list[str] = Field(default_factory=list)
-    recursion_limit: int = Field(25, ge=1, le=2**31 - 1)
-    max_concurrency: int = Field(1, ge=1, le=10_000)
-    run_name: str = ""
-    configurable: Configurable = Field(default_factory=dict)
 
 
 class UpdateBody(Body):
