@@ -36,7 +36,7 @@ from sandfleet.fleet.graphs.loading import Graph
 from sandfleet.fleet.sandbox.client import SandboxClient
 from sandfleet.fleet.sandbox.run_sandbox import RunSandbox, current_sandbox
 from sandfleet.shared.db.pool import Pool
-from sandfleet.shared.errors import SandboxError, SandfleetError, Superseded
+from sandfleet.shared.errors import SandboxError, SandfleetError
 from sandfleet.shared.json_text import to_json
 from sandfleet.shared.sandbox_token import sign
 from sandfleet.shared.settings import Settings
@@ -197,15 +197,13 @@ class Execution:
                 if self._head_next:
                     await self._keep_workspace(sandbox)
                 return ending
-        except Superseded:
-            self._stop = Stop.SUPERSEDED
-            return None
         except (asyncio.CancelledError, SystemExit, KeyboardInterrupt, Exception) as error:
             if self._stop is not None:
                 return self._broken_off()
             if _is_ours(error):
-                # What we owe the graph failed, not the graph. The lease runs out, which counts as a death, and another
-                # attempt goes on from the newest checkpoint.
+                # What we owe the graph failed, not the graph. Another attempt has the run already, or goes on from the newest
+                # checkpoint when the lease runs out, which counts as a death. What the graph still does is not wanted.
+                self._stop = Stop.SUPERSEDED
                 _log.warning("run given up by this attempt: %s", error.code, extra=self._ids())
                 return None
             return self._failed(type(error).__name__, str(error))

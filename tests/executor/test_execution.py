@@ -16,7 +16,7 @@ from sandfleet.fleet.executor.publisher import Publisher, RunStream
 from sandfleet.fleet.executor.run_request import build_config
 from sandfleet.fleet.sandbox.errors import OperationRefused, StaleAttempt
 from sandfleet.fleet.sandbox.run_sandbox import current_sandbox
-from sandfleet.shared.errors import SandfleetError
+from sandfleet.shared.errors import SandfleetError, Superseded
 from sandfleet.shared.ids import Fence, Owner
 from sandfleet.shared.store.claims import finish
 from sandfleet.shared.streams.entry import stream_key
@@ -197,13 +197,15 @@ async def test_what_a_graph_does_not_handle_of_its_sandbox_is_its_error(
 @pytest.mark.parametrize(
     "error",
     [
+        Superseded("Another attempt came first."),
         StaleAttempt("A later attempt has come."),
         SandfleetError("A channel is lost."),
     ],
-    ids=["superseded at the sandbox", "a fault of ours"],
+    ids=["superseded", "superseded at the sandbox", "a fault of ours"],
 )
 async def test_what_we_owe_a_graph_is_never_its_error(executor: Executor, error: Exception) -> None:
-    """Red when the sandbox's refusal of a superseded attempt, or a fault of ours, ends the run as the graph's error."""
+    """Red when the refusal of a superseded attempt, or a fault of ours, ends the run as the graph's error; and when the
+    execution does not count as stopped, so that nodes which swallow their cancellation are left to go on."""
 
     async def fails(state: State) -> State:
         raise error
@@ -211,6 +213,7 @@ async def test_what_we_owe_a_graph_is_never_its_error(executor: Executor, error:
     execution = await executor.claim(graph_of(fails))
     ended = await execution.execute()
     assert not ended.hand_over
+    assert execution.stopped
     assert (await executor.stored(execution.run.fence.key))[:2] == ("running", None)
 
 
