@@ -33,6 +33,8 @@ class Gate(StrEnum):
     """A slot of the tenant."""
     CHILDREN = "children"
     """Runs that it started itself."""
+    ROOM = "room"
+    """A host with room for its sandbox."""
 
 
 class Event(StrEnum):
@@ -44,6 +46,9 @@ class Event(StrEnum):
     CLAIMED = "claimed"
     LEASE_EXPIRED = "lease_expired"
     HANDED_OVER = "handed_over"
+    OUT_OF_ROOM = "out_of_room"
+    """No host had room for its sandbox."""
+    ROOM_TAKEN = "room_taken"
     FINISHED = "finished"
     """By the executor that holds the lease."""
     ENDED = "ended"
@@ -82,6 +87,7 @@ _PASSES = {
     (Gate.THREAD, Event.THREAD_TAKEN): Gate.TENANT,
     (Gate.TENANT, Event.SLOT_TAKEN): None,
     (Gate.CHILDREN, Event.SLOT_TAKEN): None,
+    (Gate.ROOM, Event.ROOM_TAKEN): Gate.TENANT,
 }
 
 
@@ -101,6 +107,8 @@ def step(state: RunState, event: Event, outcome: Status | None = None) -> RunSta
     if state.status is Status.RUNNING:
         if event in (Event.LEASE_EXPIRED, Event.HANDED_OVER):
             return replace(state, status=Status.PENDING)
+        if event is Event.OUT_OF_ROOM:
+            return replace(state, status=Status.PENDING, gate=Gate.ROOM)
     elif event is Event.CLAIMED and state.gate is None:
         return replace(state, status=Status.RUNNING, attempt=state.attempt + 1)
     elif state.gate is not None and (state.gate, event) in _PASSES:

@@ -149,6 +149,17 @@ class Settings(BaseSettings):
     host_socket: Path = Field(
         Path(".sandfleet/host.sock"), description="Unix socket of the sandbox host on this machine."
     )
+    host_id: str = Field("", description="Name of the sandbox host among all; default: MACHINE/INSTANCE.")
+    host_listen: str = Field(
+        "",
+        pattern=r"^$|:[0-9]+$",
+        description="ADDRESS:PORT at which the sandbox host serves executors on other machines; empty: it does not.",
+    )
+    host_address: str = Field(
+        "",
+        pattern=r"^$|^http://",
+        description="URL at which they reach it; default: SANDFLEET_HOST_LISTEN, by the machine's name if that is 0.0.0.0.",
+    )
     host_secret: str = Field(
         "", repr=False, description="Key that signs and checks sandbox tokens; shared by executors and hosts."
     )

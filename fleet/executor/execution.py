@@ -7,6 +7,7 @@ from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from typing import Any, TypeGuard, TypeVar, cast
 
 import psycopg
@@ -20,6 +21,7 @@ from sandfleet.fleet.executor.intercept_tools import LEDGER_KEY, current_ledger
 from sandfleet.fleet.executor.lease import Lease
 from sandfleet.fleet.executor.ledger_links import LedgerLinks
 from sandfleet.fleet.executor.message_events import MessageEvents
+from sandfleet.fleet.executor.placement import Placement
 from sandfleet.fleet.executor.publisher import Publisher, RunStream
 from sandfleet.fleet.executor.run_request import (
     build_config,
@@ -33,8 +35,8 @@ from sandfleet.fleet.executor.snapshots import interrupts_by_task, payload_rows,
 from sandfleet.fleet.executor.tool_ledger import ToolLedger
 from sandfleet.fleet.executor.watch_calls import CallWatch
 from sandfleet.fleet.graphs.loading import Graph
-from sandfleet.fleet.sandbox.client import SandboxClient
 from sandfleet.fleet.sandbox.run_sandbox import RunSandbox, current_sandbox
+from sandfleet.fleet.tools import running_call
 from sandfleet.shared.db.pool import Pool
 from sandfleet.shared.errors import SandboxError, SandfleetError
 from sandfleet.shared.json_text import to_json
@@ -50,6 +52,7 @@ T = TypeVar("T")
 
 _UNJOURNALLED = ("values", "messages", "checkpoints", "debug")
 _FINISH_PAUSE_S = 0.5
+_LOOK_AGAIN_S = 0.05
 
 
 class Stop(Enum):
@@ -60,14 +63,17 @@ class Stop(Enum):
     TIMEOUT = "timeout"
     SUPERSEDED = "superseded"
     HAND_OVER = "hand_over"
+    NO_ROOM = "no_room"
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How the work on a run ended here. ``hand_over``: it is still ours and must be given back as ready."""
+    """How the work on a run ended here. ``hand_over``: it is still ours and must be given back, as ready or to wait for
+    room (``no_room``)."""
 
     ready: ReadyRuns
     hand_over: bool = False
+    no_room: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +85,7 @@ class Services:
     pool: Pool
     writer: FencedWriter
     publisher: Publisher
-    sandboxes: SandboxClient
+    placement: Placement
     ledger_links: LedgerLinks
     templates: Templates
     beginning: asyncio.Lock
@@ -132,7 +138,9 @@ class Execution:
         self._task = asyncio.current_task()
         run = self.run
         stream = self._services.publisher.open(run.fence, self._head_id)
-        sandbox = RunSandbox(run.fence, self._sandbox_token, self._services.sandboxes)
+        sandbox = RunSandbox(
+            run.fence, self._sandbox_token, self._services.placement, partial(self._wait_for_room, stream)
+        )
         current_sandbox.set(sandbox)
         current_ledger.set(self._ledger)
         timer = asyncio.get_running_loop().call_later(max(run.remaining_s, 0), self.stop, Stop.TIMEOUT)
@@ -143,9 +151,10 @@ class Execution:
                 self._stop = Stop.TIMEOUT
             ending = await self._ending(stream, sandbox) if self._stop is None else self._broken_off()
             if ending is None:
-                if self._stop is Stop.HAND_OVER:
+                given_back = self._stop in (Stop.HAND_OVER, Stop.NO_ROOM)
+                if given_back:
                     await _undisturbed(self._settle(stream))
-                return Ended({}, hand_over=self._stop is Stop.HAND_OVER)
+                return Ended({}, hand_over=given_back, no_room=self._stop is Stop.NO_ROOM)
             ready = await _undisturbed(self._finish(stream, ending))
             self._task = None  # there is nothing left to break off, and the rest must be done
             if ready is None:
@@ -310,7 +319,7 @@ class Execution:
 
     def _broken_off(self) -> Ending | None:
         """How a run ends that the executor stopped; None when it goes on elsewhere."""
-        if self._stop in (Stop.SUPERSEDED, Stop.HAND_OVER):
+        if self._stop in (Stop.SUPERSEDED, Stop.HAND_OVER, Stop.NO_ROOM):
             return None
         if self._stop is Stop.TIMEOUT:
             return self._failed(
@@ -395,6 +404,21 @@ class Execution:
         await self.lease.certain()
         expires_at = self.run.claimed_at.timestamp() + (self.lease.deadline - self._base)
         return sign(self._services.settings.host_secret, self.run.fence, expires_at)
+
+    async def _wait_for_room(self, stream: RunStream) -> None:
+        """Break the run off at its newest checkpoint: it waits for room at a gate, and holds no slot.
+
+        Not within a tool's body: what that has done cannot be undone, and it would be broken off for good. So tools that
+        need the sandbox get it before they begin, and others see NoRoom. For the same reason tools beside are awaited.
+        """
+        if running_call.get(None) is None:
+            while self._ledger.bodies:  # noqa: ASYNC110 - they end in any thread
+                await asyncio.sleep(_LOOK_AGAIN_S)
+            if self._stop is None:
+                waits = {"for": "room", "message": "No sandbox host has room. The run goes on when one has."}
+                stream.emit("waiting", to_json(waits), journalled=True)
+                self.stop(Stop.NO_ROOM)
+            await asyncio.Event().wait()  # until the cancellation arrives
 
     def _ids(self) -> dict[str, str]:
         return {"run_id": str(self.run.fence.key.run_id), "tenant": self.run.fence.key.tenant}

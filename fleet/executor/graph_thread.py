@@ -19,9 +19,9 @@ from sandfleet.fleet.executor.lease import Lease
 from sandfleet.fleet.executor.ledger_links import LedgerLinks
 from sandfleet.fleet.executor.loop_watch import LoopWatch
 from sandfleet.fleet.executor.node_tasks import cancel_until_ended
+from sandfleet.fleet.executor.placement import Placement
 from sandfleet.fleet.executor.publisher import Publisher
 from sandfleet.fleet.graphs.loading import Graph
-from sandfleet.fleet.sandbox.client import SandboxClient
 from sandfleet.shared.db.pool import open_pool
 from sandfleet.shared.ids import Fence
 from sandfleet.shared.settings import Settings
@@ -114,7 +114,7 @@ class GraphThread:
             pool,
             writer,
             publisher,
-            SandboxClient(settings.host_socket),
+            Placement(settings, pool, self._templates),
             LedgerLinks(settings.database_url, writer, pool),
             self._templates,
             asyncio.Lock(),
@@ -126,7 +126,7 @@ class GraphThread:
         await self._services.ledger_links.aclose()
         await self._services.publisher.aclose()
         await self._services.writer.stop()
-        await self._services.sandboxes.aclose()
+        await self._services.placement.aclose()
         await self._services.pool.close()
 
     def _begin(self, claimed: ClaimedRun, lease: Lease) -> None:

@@ -19,6 +19,7 @@ from sandfleet.shared.settings import Settings
 from sandfleet.shared.store.claims import ClaimedRun, end_attempt, hand_over, renew
 from sandfleet.shared.store.ended import EndedRun
 from sandfleet.shared.store.orders import orders
+from sandfleet.shared.store.placements import suspend_for_room
 from sandfleet.shared.streams.announce import announce_ends
 from sandfleet.shared.waker import Waker
 
@@ -45,6 +46,7 @@ class _Held:
         self.stop_sent = 0.0
         self.left_alone: float | None = None  # when the run was ended without its graph
         self.try_end_at = 0.0
+        self.no_room = False  # it is given back to wait for room
 
 
 class HeldRuns:
@@ -225,6 +227,7 @@ class HeldRuns:
                 extra={**_about(held), "stuck_s": round(stuck_s, 1)},
             )
         if ended.hand_over and held is not None and not held.lease.superseded:
+            held.no_room = ended.no_room
             self.give_back([fence])
         else:
             self._forget(fence)
@@ -241,6 +244,8 @@ class HeldRuns:
             fences = list(self._leaving)
             reach("hand_over.before")
             try:
+                await self._suspend([fence for fence in fences if self._waits_for_room(fence)])
+                fences = list(self._leaving)
                 async with self._orders.connection() as connection:
                     given, locked = await hand_over(connection, fences)
             except (psycopg.Error, OSError, TimeoutError) as error:
@@ -254,6 +259,18 @@ class HeldRuns:
                     self._let_go(fence)
             if locked:
                 await asyncio.sleep(_AGAIN_S)
+
+    def _waits_for_room(self, fence: Fence) -> bool:
+        held = self._runs.get(fence)
+        return held is not None and held.no_room
+
+    async def _suspend(self, fences: list[Fence]) -> None:
+        for fence in fences:
+            async with self._orders.connection() as connection:
+                ready = await suspend_for_room(connection, fence)
+            self._waker.wake_all(ready)
+            del self._leaving[fence]
+            self._forget(fence)
 
     def _let_go(self, fence: Fence) -> None:
         held = self._runs.get(fence)

@@ -22,7 +22,8 @@ from langgraph.prebuilt import ToolNode
 
 from sandfleet.fleet.executor.ledger_links import Link
 from sandfleet.fleet.executor.tool_ledger import Asked, Call, Recorded, ToolLedger
-from sandfleet.fleet.tools import ToolCall, is_idempotent, running_call
+from sandfleet.fleet.sandbox.run_sandbox import current_sandbox
+from sandfleet.fleet.tools import ToolCall, does_need_sandbox, is_idempotent, running_call
 
 LEDGER_KEY = "__sandfleet_tool_ledger"
 """The run's ledger in ``config["configurable"]``, for tools that are called with the config in a thread of their own."""
@@ -123,9 +124,11 @@ class _Entered:
             *key, self.ledger.fence.attempt, self.call.name, idempotency_key=str(self.call.call_id)
         )
         asked, running = _asked.set(None), running_call.set(call)
+        self.ledger.bodies.add(self.call)
         try:
             yield
         finally:
+            self.ledger.bodies.discard(self.call)
             _asked.reset(asked)
             running_call.reset(running)
 
@@ -228,6 +231,9 @@ async def _answered(entered: _Entered) -> BaseTool | None:
     """Begin the call; what answers it if it must not be made."""
     if entered.refused is not None:
         return entered.refusal()
+    sandbox = current_sandbox.get(None)
+    if sandbox is not None and does_need_sandbox(entered.tool) and entered.ledger.links.on_loop():
+        await sandbox.ready()
     recorded = await entered.ledger.links.use(entered.begin)
     return None if recorded is None else entered.answer(recorded)
 

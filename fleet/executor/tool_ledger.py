@@ -119,6 +119,8 @@ class ToolLedger:
         self._thread_id = str(run.thread_id)
         self._lease = lease
         self._serializer = serializer
+        self.bodies: set[Call] = set()
+        """Calls whose tool is at work now."""
         self._lock = threading.Lock()  # synchronous tools call from threads of their own
         self._executions: dict[UUID, _Executions] = {}
         # A resume, or a run without input, goes on from the checkpoint of a run before, in the middle of its tasks.

@@ -21,7 +21,7 @@ from sandfleet.fleet.host.bwrap_backend import BwrapBackend
 from sandfleet.fleet.host.capacity import Capacity
 from sandfleet.fleet.host.clock import DatabaseClock
 from sandfleet.fleet.host.docker_backend import DockerBackend
-from sandfleet.fleet.host.heartbeat import Heartbeat
+from sandfleet.fleet.host.heartbeat import Heartbeat, HostAbout
 from sandfleet.fleet.host.registry import Registry
 from sandfleet.fleet.host.snapshots import Snapshots
 from sandfleet.fleet.host.warm import Refill
@@ -73,6 +73,26 @@ def _bind(path: Path) -> socket.socket:
     return listener
 
 
+def _listen(config: Settings) -> tuple[socket.socket | None, str | None]:
+    """The TCP socket for executors on other machines, if there is to be one, and the URL at which they reach it."""
+    if not config.host_listen:
+        return None, None
+    name, _, port = config.host_listen.rpartition(":")
+    name = name.strip("[]")
+    try:
+        listener = socket.create_server(
+            (name, int(port)), family=socket.AF_INET6 if ":" in name else socket.AF_INET
+        )
+    except (OSError, ValueError, OverflowError) as error:
+        raise SandfleetError(
+            f"The sandbox host cannot listen at SANDFLEET_HOST_LISTEN={config.host_listen}: {error}"
+        ) from error
+    bound = listener.getsockname()
+    shown = socket.gethostname() if bound[0] in ("0.0.0.0", "::") else bound[0]
+    shown = f"[{shown}]" if ":" in shown else shown
+    return listener, config.host_address or f"http://{shown}:{bound[1]}"
+
+
 async def serve(config: Settings, instance: str) -> None:
     """Run the host until SIGTERM or SIGINT. Raises SandfleetError if it cannot start."""
     if not config.host_secret:
@@ -107,17 +127,16 @@ async def _serve(
     config: Settings, instance: str, registry: Registry, backend: str, stop: asyncio.Event
 ) -> None:
     clock = DatabaseClock()
-    host_id = f"{socket.gethostname()}/{instance}"
-    heartbeat = Heartbeat(
-        config.database_url,
-        registry,
-        clock,
-        host_id=host_id,
-        instance=instance,
-        address=f"unix:{config.host_socket.absolute()}",
-        backend=backend,
+    listener, remote = _listen(config)
+    host = HostAbout(
+        config.host_id or f"{socket.gethostname()}/{instance}",
+        instance,
+        f"unix:{config.host_socket.absolute()}",
+        remote,
+        backend,
     )
-    about = {"host_id": host_id, "instance": instance, "backend": backend}
+    heartbeat = Heartbeat(config.database_url, registry, clock, about=host)
+    about = {"host_id": host.host_id, "instance": instance, "backend": backend, "remote": remote}
     runner = web.AppRunner(
         HostApi(config, registry, clock, about).application(),
         handler_cancellation=True,  # a caller that hangs up ends its command
@@ -134,6 +153,8 @@ async def _serve(
     ]
     try:
         await web.SockSite(runner, _bind(config.host_socket)).start()
+        if listener is not None:
+            await web.SockSite(runner, listener).start()
         logger.info("sandbox host is ready", extra={**about, "room": registry.room()})
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait([stopped, *loops], return_when=asyncio.FIRST_COMPLETED)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from contextlib import suppress
-from typing import LiteralString
+from typing import LiteralString, NamedTuple
 
 import psycopg
 
@@ -14,14 +14,19 @@ from sandfleet.shared.ids import RunKey
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 2.0
+_SHORTEST_S = 0.2
 _ANSWER_TIMEOUT_S = 10.0
 
 _BEAT: LiteralString = """
-    insert into hosts (host_id, instance, address, backend, room, sandboxes, registered_at, heartbeat_at)
-    values (%s, %s, %s, %s, %s, %s, clock_timestamp(), clock_timestamp())
+    insert into hosts (host_id, instance, address, remote, backend, room, sandboxes, memory, pids, most, memory_taken,
+                       pids_taken, draining)
+    values (%(host_id)s, %(instance)s, %(address)s, %(remote)s, %(backend)s, %(room)s, %(sandboxes)s, %(memory)s, %(pids)s,
+            %(most)s, %(memory_taken)s, %(pids_taken)s, %(draining)s)
     on conflict (host_id) do update set
-        instance = excluded.instance, address = excluded.address, backend = excluded.backend, room = excluded.room,
-        sandboxes = excluded.sandboxes, heartbeat_at = excluded.heartbeat_at
+        instance = excluded.instance, address = excluded.address, remote = excluded.remote, backend = excluded.backend,
+        room = excluded.room, sandboxes = excluded.sandboxes, memory = excluded.memory, pids = excluded.pids,
+        most = excluded.most, memory_taken = excluded.memory_taken, pids_taken = excluded.pids_taken,
+        draining = excluded.draining, heartbeat_at = clock_timestamp()
     returning extract(epoch from clock_timestamp())::float8
 """
 _OVER: LiteralString = """
@@ -32,8 +37,18 @@ _OVER: LiteralString = """
 """
 
 
+class HostAbout(NamedTuple):
+    """What does not change about a host. ``address`` is unix:PATH, ``remote`` http://HOST:PORT or None."""
+
+    host_id: str
+    instance: str
+    address: str
+    remote: str | None
+    backend: str
+
+
 class Heartbeat:
-    """Beats every 2 s. Without PostgreSQL nothing is reaped but sandboxes beyond their lifetime."""
+    """Beats every 2 s, and soon after sandboxes have gone, since somebody may wait for their room. Without PostgreSQL nothing is reaped but sandboxes beyond their lifetime."""
 
     def __init__(
         self,
@@ -41,15 +56,12 @@ class Heartbeat:
         registry: Registry,
         clock: DatabaseClock,
         *,
-        host_id: str,
-        instance: str,
-        address: str,
-        backend: str,
+        about: HostAbout,
     ) -> None:
         self._database_url = database_url
         self._registry = registry
         self._clock = clock
-        self._host = (host_id, instance, address, backend)
+        self._about = about
         self._connection: psycopg.AsyncConnection | None = None
         self._silent = False
 
@@ -69,7 +81,10 @@ class Heartbeat:
                     self._silent = True
                     logger.warning("PostgreSQL does not answer", extra={"error": type(error).__name__})
                 await self._disconnect()
-            await asyncio.sleep(PERIOD_S)
+            await asyncio.sleep(_SHORTEST_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PERIOD_S - _SHORTEST_S):
+                    await self._registry.room_made.wait()
 
     async def _beat(self) -> list[RunKey]:
         if self._connection is None or self._connection.closed:
@@ -77,7 +92,19 @@ class Heartbeat:
                 self._database_url, autocommit=True, connect_timeout=5, application_name="sandfleet-host"
             )
         asked_at = self._clock.local()
-        values = (*self._host, self._registry.room(), len(self._registry))
+        self._registry.room_made.clear()
+        taken, most = self._registry.taken(), self._registry.capacity
+        values = {
+            **self._about._asdict(),
+            "room": self._registry.room(),
+            "sandboxes": taken.sandboxes,
+            "memory": most.memory,
+            "pids": most.pids,
+            "most": most.sandboxes,
+            "memory_taken": taken.memory,
+            "pids_taken": taken.pids,
+            "draining": self._registry.draining,
+        }
         row = await (await self._connection.execute(_BEAT, values)).fetchone()
         assert row is not None
         self._clock.heard(row[0], asked_at, self._clock.local())
@@ -93,7 +120,9 @@ class Heartbeat:
         with suppress(psycopg.Error, OSError, TimeoutError):
             async with asyncio.timeout(_ANSWER_TIMEOUT_S):
                 if self._connection is not None and not self._connection.closed:
-                    await self._connection.execute("delete from hosts where host_id = %s", (self._host[0],))
+                    await self._connection.execute(
+                        "delete from hosts where host_id = %s", (self._about.host_id,)
+                    )
         await self._disconnect()
 
     async def _disconnect(self) -> None:

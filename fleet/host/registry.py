@@ -83,6 +83,8 @@ class Registry:
     ) -> None:
         self.capacity = capacity
         self.draining = False
+        self.room_made = asyncio.Event()
+        """A sandbox has gone since somebody cleared this."""
         makeable = [t for t in templates.templates.values() if t.name not in backend.refused]
         self.warm = WarmPool(refill, makeable, self._start_warm, self._destroy, self._may_warm)
         self._agent = agent
@@ -101,8 +103,8 @@ class Registry:
         return len(self._sandboxes) + len(self._creating)
 
     def taken(self) -> Capacity:
-        """What the sandboxes of runs take; warm ones make way for them."""
-        made_of = [sandbox.template for sandbox in self._sandboxes.values()]
+        """What the sandboxes of runs take, those included that are being removed; warm ones make way for them."""
+        made_of = [sandbox.template for sandbox in (*self._sandboxes.values(), *self._doomed)]
         return Capacity.of([*made_of, *(creation.template for creation in self._creating.values())])
 
     def room(self, template: str = DEFAULT) -> int:
@@ -281,6 +283,7 @@ class Registry:
             logger.warning("sandbox not removed yet", extra={"sandbox": sandbox.id, "reason": error.code})
         else:
             self._doomed.discard(sandbox)
+            self.room_made.set()
 
     async def tend(self) -> None:
         """For ever: end sandboxes beyond their lifetime, retry removals that failed, remove what nobody owns."""

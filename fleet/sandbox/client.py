@@ -25,14 +25,19 @@ _HANDSHAKE: dict[int, type[SandfleetError]] = {401: SandboxTokenInvalid, 403: St
 
 
 class SandboxClient:
-    """Calls to the host behind one unix socket. All methods raise SandboxError, and Superseded for a stale attempt.
+    """Calls to one host, by its unix socket or its URL. All methods raise SandboxError, and Superseded for a stale attempt.
 
     Every call takes the token that says whose sandbox is meant.
     """
 
-    def __init__(self, socket: Path) -> None:
-        self._socket = socket
+    def __init__(self, address: Path | str) -> None:
+        """``address`` is the path of a unix socket, or ``http://HOST:PORT``."""
+        self._address = address
         self._session: aiohttp.ClientSession | None = None  # made at first use, on the loop that uses it
+
+    async def health(self) -> dict[str, Any]:
+        """What the host says of itself: ``host_id``, ``room`` and more."""
+        return await self.call("GET", "/health", "")
 
     async def acquire(self, token: str, template: str = DEFAULT) -> dict[str, Any]:
         """Get the run's sandbox, created from ``template`` if it has none.
@@ -159,9 +164,14 @@ class SandboxClient:
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
+            connector: aiohttp.BaseConnector
+            if isinstance(self._address, Path):
+                base, connector = "http://host", aiohttp.UnixConnector(str(self._address), limit=0)
+            else:
+                base, connector = self._address, aiohttp.TCPConnector(limit=0)
             self._session = aiohttp.ClientSession(
-                "http://host",
-                connector=aiohttp.UnixConnector(str(self._socket), limit=0),
+                base,
+                connector=connector,
                 read_bufsize=2**18,  # a line with a full frame in base64 is longer than the default of 64 KiB
             )
         return self._session
@@ -173,7 +183,7 @@ class SandboxClient:
             yield
         except aiohttp.ClientConnectorError as error:
             raise HostAway(
-                f"No sandbox host answers at {self._socket}: start one (sandfleet dev, or "
+                f"No sandbox host answers at {self._address}: start one (sandfleet dev, or "
                 "python -m sandfleet.fleet.host) and set SANDFLEET_HOST_SOCKET to its socket."
             ) from error
         except (aiohttp.ClientError, OSError) as error:

@@ -10,9 +10,9 @@ T = TypeVar("T")
 
 
 class Use(Protocol):
-    """Calls something with a token for the run's sandbox, which is made if need be."""
+    """Calls something with the client of the run's host and a token for its sandbox, which is made if need be."""
 
-    async def __call__(self, call: Callable[[str], Awaitable[T]]) -> T: ...
+    async def __call__(self, call: Callable[[SandboxClient, str], Awaitable[T]]) -> T: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +31,18 @@ class Found:
 class SandboxFiles:
     """All methods raise SandboxError, with the codes of ``docs/sandbox-protocol.md``."""
 
-    def __init__(self, use: Use, client: SandboxClient) -> None:
+    def __init__(self, use: Use) -> None:
         self._use = use
-        self._client = client
 
     async def stat(self, path: str) -> dict[str, Any]:
         """``kind``, ``size``, ``mode`` and ``modified_s`` of what a path leads to; ``not_found`` if there is nothing."""
         return await self._use(
-            lambda token: self._client.call("GET", "/sandbox/stat", token, params={"path": path})
+            lambda client, token: client.call("GET", "/sandbox/stat", token, params={"path": path})
         )
 
     async def append(self, path: str, data: bytes) -> None:
         """Add to the end of a file, which is made with its directories if need be."""
-        await self._use(lambda token: self._client.write(token, path, data, None, append=True))
+        await self._use(lambda client, token: client.write(token, path, data, None, append=True))
 
     async def glob(
         self, pattern: str, path: str = "/workspace", *, limit: int = 1000, timeout_s: float = 10
@@ -88,13 +87,13 @@ class SandboxFiles:
     async def remove(self, path: str, *, recursive: bool = False) -> None:
         """A file, a link itself, or a directory, which must be empty unless ``recursive``."""
         params: dict[str, str | int] = {"path": path, "recursive": int(recursive)}
-        await self._use(lambda token: self._client.call("DELETE", "/sandbox/file", token, params=params))
+        await self._use(lambda client, token: client.call("DELETE", "/sandbox/file", token, params=params))
 
     async def _search(self, what: str, items: str, asked: dict[str, Any]) -> Found:
         found = await self._use(
-            lambda token: self._client.call("POST", f"/sandbox/{what}", token, json=asked)
+            lambda client, token: client.call("POST", f"/sandbox/{what}", token, json=asked)
         )
         return Found(found[items], found["truncated"], found["timed_out"])
 
     async def _change(self, what: str, asked: dict[str, Any]) -> None:
-        await self._use(lambda token: self._client.call("POST", f"/sandbox/{what}", token, json=asked))
+        await self._use(lambda client, token: client.call("POST", f"/sandbox/{what}", token, json=asked))

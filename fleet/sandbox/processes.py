@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sandfleet.fleet.sandbox.client import SandboxClient
 from sandfleet.fleet.sandbox.files import Use
 
 _WAIT_AT_ONCE_S = 60.0
@@ -39,9 +38,8 @@ class ProcessOutput:
 class SandboxProcesses:
     """All methods raise SandboxError, with the codes of ``docs/sandbox-protocol.md``."""
 
-    def __init__(self, use: Use, client: SandboxClient) -> None:
+    def __init__(self, use: Use) -> None:
         self._use = use
-        self._client = client
 
     async def start(
         self,
@@ -61,12 +59,14 @@ class SandboxProcesses:
             "pty": None if terminal is None else {"rows": terminal[0], "columns": terminal[1]},
         }
         return _state(
-            await self._use(lambda token: self._client.call("POST", "/sandbox/processes", token, json=asked))
+            await self._use(
+                lambda client, token: client.call("POST", "/sandbox/processes", token, json=asked)
+            )
         )
 
     async def list(self) -> list[dict[str, Any]]:
         """State of all, also of those that ended lately, with ``command``, ``age_s``, ``terminal`` and ``stdin``."""
-        found = await self._use(lambda token: self._client.call("GET", "/sandbox/processes", token))
+        found = await self._use(lambda client, token: client.call("GET", "/sandbox/processes", token))
         return list(found["processes"])
 
     async def read(self, process: int, offset: int = 0, *, wait_s: float = 0) -> ProcessOutput:
@@ -100,7 +100,7 @@ class SandboxProcesses:
 
     async def _ask(self, method: str, what: str, **sent: Any) -> dict[str, Any]:
         return await self._use(
-            lambda token: self._client.call(method, f"/sandbox/processes/{what}", token, **sent)
+            lambda client, token: client.call(method, f"/sandbox/processes/{what}", token, **sent)
         )
 
 

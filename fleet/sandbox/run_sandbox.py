@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 
 from sandfleet.fleet.sandbox.attached import AttachedCommand
 from sandfleet.fleet.sandbox.client import SandboxClient
-from sandfleet.fleet.sandbox.errors import HostAway, HostUnavailable, NoSandbox, SandboxLost
+from sandfleet.fleet.sandbox.errors import HostAway, HostUnavailable, NoRoom, NoSandbox, SandboxLost
 from sandfleet.fleet.sandbox.files import SandboxFiles
+from sandfleet.fleet.sandbox.hosts import Hosts, Placed
 from sandfleet.fleet.sandbox.processes import SandboxProcesses
 from sandfleet.shared.errors import SandboxError, SandfleetError
 from sandfleet.shared.ids import Fence
@@ -20,7 +21,9 @@ from sandfleet.shared.sandbox_token import SandboxTokenExpired
 from sandfleet.shared.templates import DEFAULT
 
 _HOST_PATIENCE_S = 5.0  # a host that restarts or is full for a moment costs a pause, not a failed tool call
+_ROOM_PATIENCE_S = 1.0
 _HOST_PAUSE_S = 0.25
+_RESTARTED = "The sandbox was lost: its host is gone or has restarted."
 
 T = TypeVar("T")
 
@@ -56,18 +59,30 @@ class RunSandbox:
     of the latest snapshot.
     """
 
-    def __init__(self, fence: Fence, sign_token: Callable[[], Awaitable[str]], client: SandboxClient) -> None:
+    def __init__(
+        self,
+        fence: Fence,
+        sign_token: Callable[[], Awaitable[str]],
+        hosts: Hosts,
+        wait_for_room: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         """``sign_token`` gives a token for ``fence`` that is valid now, and waits until it can; what it raises ends the
-        call."""
+        call. ``wait_for_room`` is called when no host has room: it may break the run off; if it returns, NoRoom is raised.
+        """
         self.fence = fence
         self._sign_token = sign_token
-        self._client = client
+        self._hosts = hosts
+        self._wait_for_room = wait_for_room
+        self._placed: Placed | None = None
         self._acquired = False
         self._used = False
+        self._told_of_loss = False
+        self._to_know: str | None = None
+        self._untold: SandboxLost | None = None
         self._lock = asyncio.Lock()
         self._template = DEFAULT
-        self.files = SandboxFiles(self._use, client)
-        self.processes = SandboxProcesses(self._use, client)
+        self.files = SandboxFiles(self._use)
+        self.processes = SandboxProcesses(self._use)
 
     def choose_template(self, name: str) -> None:
         """Make the run's sandbox from this template of ``sandfleet.toml``; for graphs, before they first use it.
@@ -102,8 +117,8 @@ class RunSandbox:
         }
         kept: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
 
-        async def run(token: str) -> dict[str, Any]:
-            async with aclosing(self._client.exec(token, request, timeout_s)) as events:
+        async def run(client: SandboxClient, token: str) -> dict[str, Any]:
+            async with aclosing(client.exec(token, request, timeout_s)) as events:
                 async for event in events:
                     if event["event"] == "exit":
                         return event
@@ -148,19 +163,19 @@ class RunSandbox:
             "stdin": True,
             "pty": None if terminal is None else {"rows": terminal[0], "columns": terminal[1]},
         }
-        return await self._use(lambda token: self._client.attach(token, request))
+        return await self._use(lambda client, token: client.attach(token, request))
 
     async def read_file(self, path: str, *, offset: int = 0, limit: int = 16 * 1024 * 1024) -> bytes:
         """Content of a file under /workspace or /tmp from ``offset``, at most ``limit`` bytes."""
-        return await self._use(lambda token: self._client.read(token, path, offset, limit))
+        return await self._use(lambda client, token: client.read(token, path, offset, limit))
 
     async def write_file(self, path: str, data: bytes, *, mode: int | None = None) -> None:
         """Replace a file under /workspace or /tmp and make its directories; readers see the old or the new file."""
-        await self._use(lambda token: self._client.write(token, path, data, mode))
+        await self._use(lambda client, token: client.write(token, path, data, mode))
 
     async def list_files(self, path: str = "/workspace") -> dict[str, Any]:
         """``entries`` of a directory (name, kind, size in bytes, modified_s) and whether they are ``truncated``."""
-        return await self._use(lambda token: self._client.list(token, path))
+        return await self._use(lambda client, token: client.list(token, path))
 
     async def snapshot(self, reason: str = "request") -> dict[str, Any] | None:
         """Keep the workspace as it is: ``snapshot_id``, ``bytes``, ``files``, ``skipped``; None if the run has no sandbox.
@@ -169,23 +184,44 @@ class RunSandbox:
         """
         if not self._acquired:
             return None
-        return await self._use(lambda token: self._client.snapshot(token, reason))
+        return await self._use(lambda client, token: client.snapshot(token, reason))
 
     async def close(self) -> None:
         """Remove the sandbox if this attempt used one. Never raises: what fails here the host reaps."""
-        if self._used:
+        if self._used and self._placed is not None:
             self._acquired = self._used = False
             with suppress(SandfleetError, TimeoutError, OSError):
-                await self._client.remove(await self._sign_token())
+                await self._placed.client.remove(await self._sign_token())
 
-    async def _use(self, call: Callable[[str], Awaitable[T]]) -> T:
+    async def ready(self) -> None:
+        """Get a sandbox before something begins that needs it. What fails is raised by the use that follows."""
         try:
             async with self._lock:
                 if not self._acquired:
                     await self._acquire()
-            return await self._signed(call)
+        except SandboxLost as lost:
+            self._untold = lost
+        except (SandboxError, TimeoutError):
+            return
+
+    async def _use(self, call: Callable[[SandboxClient, str], Awaitable[T]]) -> T:
+        try:
+            async with self._lock:
+                if self._untold is not None:
+                    lost, self._untold = self._untold, None
+                    raise lost
+                if not self._acquired:
+                    await self._acquire()
+                if self._to_know is not None:
+                    await self._hosts.know(self.fence, self._to_know)
+                    self._to_know = None
+                assert self._placed is not None
+                client = self._placed.client
+            return await self._signed(client, call)
+        except _Replaced:
+            raise
         except NoSandbox as error:
-            raise await self._replace("The sandbox was lost: its host has restarted.") from error
+            raise await self._replace(_RESTARTED) from error
         except SandboxLost as error:
             raise await self._replace(error.message) from error
         except TimeoutError as error:
@@ -194,56 +230,115 @@ class RunSandbox:
     async def _replace(self, lost: str) -> SandboxLost:
         """Make the next sandbox at once, if that can be, to say what is in it."""
         async with self._lock:
-            self._acquired = False
+            self._acquired, self._told_of_loss = False, True
             restored = None
             with suppress(SandboxError):
                 try:
                     restored = (await self._acquire())["restored"]
                 except SandboxLost as error:
                     return error
-            return _lost(lost, restored)
+            return _Replaced(lost, restored)
 
-    async def _signed(self, call: Callable[[str], Awaitable[T]]) -> T:
+    async def _signed(self, client: SandboxClient, call: Callable[[SandboxClient, str], Awaitable[T]]) -> T:
         patient_until = time.monotonic() + _HOST_PATIENCE_S
         while True:
             try:
-                return await self._signed_once(call)
+                return await self._signed_once(client, call)
             except HostAway:  # it restarts, and was not asked: it may be asked again
                 if time.monotonic() > patient_until:
+                    self._acquired = False  # the next use asks where the sandbox is
                     raise
                 await asyncio.sleep(_HOST_PAUSE_S)
 
-    async def _signed_once(self, call: Callable[[str], Awaitable[T]]) -> T:
+    async def _signed_once(
+        self, client: SandboxClient, call: Callable[[SandboxClient, str], Awaitable[T]]
+    ) -> T:
         try:
-            return await call(await self._sign_token())
+            return await call(client, await self._sign_token())
         except SandboxTokenExpired:
             # On its way to the host, which has done nothing. The next one is of a renewed lease.
-            return await call(await self._sign_token())
+            return await call(client, await self._sign_token())
 
     async def _acquire(self) -> dict[str, Any]:
-        patient_until = time.monotonic() + _HOST_PATIENCE_S
+        begun = time.monotonic()
+        refused: set[str] = set()
         while True:
-            self._used = True  # also when the answer is lost
             try:
-                acquired = await self._signed_once(lambda token: self._client.acquire(token, self._template))
+                placed = await self._hosts.place(self.fence, self._template, refused, self._sign_token)
+                self._placed, self._used = placed, True  # also when the answer is lost
+                acquired = await self._acquire_at(placed, begun + _HOST_PATIENCE_S)
+                break
+            except _Refused as refusal:
+                if refusal.host_id not in refused:
+                    refused.add(refusal.host_id)
+                    continue
+                if not isinstance(refusal.why, NoRoom):  # and there is no other host
+                    raise refusal.why from None
+                full = refusal.why
+            except NoRoom as error:
+                full = error
             except HostUnavailable:
-                if time.monotonic() > patient_until:
+                if time.monotonic() > begun + _HOST_PATIENCE_S:
                     raise
                 await asyncio.sleep(_HOST_PAUSE_S)
                 continue
-            self._acquired = True
-            if acquired["lost"] is not None:
-                raise _lost(acquired["lost"], acquired["restored"])
-            return acquired
+            if time.monotonic() > begun + _ROOM_PATIENCE_S:
+                if self._wait_for_room is not None:
+                    await self._wait_for_room()
+                raise full
+            refused.clear()
+            await asyncio.sleep(_HOST_PAUSE_S)
+        self._begin_with(placed, acquired)
+        return acquired
+
+    async def _acquire_at(self, placed: Placed, patient_until: float) -> dict[str, Any]:
+        """Ask one host. Raises _Refused if it has no room, or does not answer for as long as there is patience."""
+        while True:
+            try:
+                return await self._signed_once(
+                    placed.client, lambda client, token: client.acquire(token, self._template)
+                )
+            except HostUnavailable as error:
+                if isinstance(error, NoRoom) or time.monotonic() > patient_until:
+                    raise _Refused(placed.host_id, error) from error
+                await asyncio.sleep(_HOST_PAUSE_S)
+
+    def _begin_with(self, placed: Placed, acquired: dict[str, Any]) -> None:
+        """Use the sandbox that the host has given. Raises SandboxLost, once, if it is not the one that the run knew."""
+        self._acquired = True
+        sandbox_id: str = acquired["sandbox_id"]
+        if placed.sandbox_id != sandbox_id:
+            # It is noted at the next use: if this executor dies before it has told of a loss, the next one has to.
+            self._to_know = sandbox_id
+        lost: str | None = acquired["lost"]
+        if lost is None and not self._told_of_loss and placed.sandbox_id not in (None, sandbox_id):
+            lost = _RESTARTED
+        self._told_of_loss = lost is not None
+        if lost is not None:
+            raise _Replaced(lost, acquired["restored"])
 
 
-def _lost(reason: str, restored: dict[str, Any] | None) -> SandboxLost:
-    if restored is None:
-        return SandboxLost(f"{reason} Its files and processes are gone; the next use finds an empty sandbox.")
-    return SandboxLost(
-        f"{reason} Its processes are gone, and its files are again as in the snapshot {restored['snapshot_id']} of "
-        f"{restored['created_at']}."
-    )
+class _Replaced(SandboxLost):
+    """The run has a new sandbox, and is told what is in it."""
+
+    def __init__(self, reason: str, restored: dict[str, Any] | None) -> None:
+        if restored is None:
+            what = "Its files and processes are gone; the next use finds an empty sandbox."
+        else:
+            what = (
+                "Its processes are gone, and its files are again as in the snapshot "
+                f"{restored['snapshot_id']} of {restored['created_at']}."
+            )
+        super().__init__(f"{reason} {what}")
+
+
+class _Refused(Exception):
+    """A host has no room, or does not answer."""
+
+    def __init__(self, host_id: str, why: HostUnavailable) -> None:
+        super().__init__(host_id)
+        self.host_id = host_id
+        self.why = why
 
 
 current_sandbox: ContextVar[RunSandbox] = ContextVar("sandfleet_current_sandbox")

@@ -6,7 +6,7 @@ from langchain_core.tools import BaseTool, ToolException, tool
 from langgraph.prebuilt import ToolRuntime
 
 from sandfleet.fleet.sandbox.run_sandbox import ExecResult, RunSandbox, current_sandbox
-from sandfleet.fleet.tools import idempotent
+from sandfleet.fleet.tools import idempotent, needs_sandbox
 from sandfleet.shared.errors import SandboxError
 
 # What a model is shown of one stream or file, in characters; the middle of longer text is left out.
@@ -91,6 +91,7 @@ async def list_files(path: str = "/workspace") -> str:
 sandbox_tools: list[BaseTool] = [execute, read_file, write_file, list_files]
 for _tool in sandbox_tools:
     _tool.handle_tool_error = True  # a ToolException becomes the tool's answer, and the model can react
+    needs_sandbox(_tool)
 for _tool in (
     read_file,
     write_file,

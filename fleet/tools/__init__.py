@@ -10,9 +10,19 @@ from uuid import UUID
 
 from langchain_core.tools import BaseTool, ToolException
 
-__all__ = ["CallOrphaned", "ToolCall", "current_call", "idempotent", "is_idempotent", "running_call"]
+__all__ = [
+    "CallOrphaned",
+    "ToolCall",
+    "current_call",
+    "does_need_sandbox",
+    "idempotent",
+    "is_idempotent",
+    "needs_sandbox",
+    "running_call",
+]
 
 _NAME = "idempotent"
+_SANDBOX = "needs_sandbox"
 
 Tool = TypeVar("Tool", bound=BaseTool)
 
@@ -65,3 +75,18 @@ def idempotent(tool: Tool) -> Tool:
 def is_idempotent(tool: BaseTool) -> bool:
     """Whether the tool was declared idempotent, in its metadata or its extras."""
     return bool((tool.metadata or {}).get(_NAME) or (tool.extras or {}).get(_NAME))
+
+
+def needs_sandbox(tool: Tool) -> Tool:
+    """Declare that ``tool`` uses the run's sandbox, so that a call begins only when there is one.
+
+    While no host has room the run then waits, without a slot; a tool that does not say so sees the error ``no_room``.
+    Sets ``tool.metadata["needs_sandbox"]`` and returns the tool. ``@tool(extras={"needs_sandbox": True})`` says the same.
+    """
+    tool.metadata = {**(tool.metadata or {}), _SANDBOX: True}
+    return tool
+
+
+def does_need_sandbox(tool: BaseTool) -> bool:
+    """Whether the tool was declared to use the run's sandbox."""
+    return bool((tool.metadata or {}).get(_SANDBOX) or (tool.extras or {}).get(_SANDBOX))

@@ -1,5 +1,6 @@
 """The rules within PostgreSQL: runs, threads, tenants' counters, journals and tool calls, in one snapshot."""
 
+import asyncio
 from typing import Any, NamedTuple
 
 from psycopg import AsyncConnection
@@ -27,7 +28,7 @@ class Checked(NamedTuple):
 _ARMS = (
     "status = 'running'",
     "status = 'pending' and gate is null",
-    *(f"status = 'pending' and gate = '{gate}'" for gate in ("time", "thread", "tenant", "children")),
+    *(f"status = 'pending' and gate = '{gate}'" for gate in ("time", "thread", "tenant", "children", "room")),
 )
 _COLUMNS = "tenant, user_id, run_id, thread_id, pool, status, gate, not_before, vtime, ready_at, lease_owner, lease_expires_at"
 _LIVE = f"with live as materialized ({' union all '.join(f'select {_COLUMNS} from runs where {arm}' for arm in _ARMS)})"
@@ -62,6 +63,7 @@ _RULES = {
         f"""select r.run_id, 'gate ' || r.gate || ': ' || case r.gate
               when 'time' then 'its time has come' when 'thread' then 'no other live run holds the thread'
               when 'tenant' then 'the tenant has a free slot, or the run does not hold its thread'
+              when 'room' then 'it is not noted as waiting, or does not hold its thread'
               else 'it waits for nothing, or runs' end
             from live r left join threads t on {_THREAD} left join tenants n on n.tenant = r.tenant
             where r.gate is not null and not coalesce(r.status = 'pending' and case r.gate
@@ -69,6 +71,8 @@ _RULES = {
               when 'thread' then exists (select 1 from runs x where x.tenant = t.tenant and x.user_id = t.user_id
                 and x.run_id = t.active_run and x.run_id <> r.run_id and x.status in ('pending', 'running'))
               when 'tenant' then n.slots >= n.max_in_flight and t.active_run = r.run_id
+              when 'room' then t.active_run = r.run_id and exists (
+                select 1 from placements x where {_RUN} and x.host_id is null)
               else false end, false)""",
     ),
     "ready run out of order": (
@@ -123,6 +127,20 @@ _RULES = {
              from journal e where e.tenant = r.tenant and e.user_id = r.user_id and e.run_id = r.run_id) j
            where j.ends <> 1 or not j.ends_last or not j.begins""",
     ),
+    "run that waits beside room": (
+        "",
+        f"""select run_id, 'it has waited longest, and ' || room || ' has room' from (
+              select p.*, choice.host_id as room from placements p join runs r using (tenant, user_id, run_id) left join lateral (
+                select h.host_id from open_hosts() h where host_fits(h, p.memory, p.pids) limit 1) choice on true
+              where p.host_id is null and r.gate = 'room' order by p.placed_at limit 1) head
+            where placed_at < {_IN_TIME} and room is not null""",
+    ),
+    "placement of a run that is over": (
+        "",
+        """select p.run_id, coalesce('on ' || p.host_id, 'it waits for room') from placements p
+           left join runs r using (tenant, user_id, run_id)
+           where r.run_id is null or r.status not in ('pending', 'running')""",
+    ),
     "executor that is gone": (
         "",
         """select executor_id, 'silent for a long time' from executors
@@ -134,6 +152,10 @@ _RULES = {
             where heartbeat_at < now() - make_interval(secs => %(forget_s)s + %(gone_s)s)""",
     ),
 }
+
+
+_MAY_BE_NEW = "run that waits beside room"  # the room may have come this moment: it counts if it is so twice
+_LOOK_AGAIN_S = 5.0
 
 
 async def check_runs(connection: AsyncConnection[Any], newest: int | None = NEWEST) -> Checked:
@@ -149,8 +171,7 @@ async def check_runs(connection: AsyncConnection[Any], newest: int | None = NEWE
         await connection.execute(f"set local statement_timeout = {_STATEMENT_LIMIT_MS}")
         for rule, (source, select) in _RULES.items():
             prefix = _ENDED_NEWEST if source == _ENDED and newest is not None else source
-            cursor = await connection.execute(f"{prefix} {select} limit {_SHOWN}", values)
-            violations += [Violation(rule, str(id_), detail) for id_, detail in await cursor.fetchall()]
+            violations += await _broken(connection, rule, f"{prefix} {select}", values)
         cursor = await connection.execute(f"{_LIVE} select count(*) from live")
         live = await cursor.fetchone()
         cursor = await connection.execute(
@@ -162,4 +183,15 @@ async def check_runs(connection: AsyncConnection[Any], newest: int | None = NEWE
         ended = await cursor.fetchone()
     assert live is not None
     assert ended is not None
+    if any(violation.rule == _MAY_BE_NEW for violation in violations):
+        await asyncio.sleep(_LOOK_AGAIN_S)
+        again = await _broken(connection, _MAY_BE_NEW, "".join(_RULES[_MAY_BE_NEW]), values)
+        violations = [v for v in violations if v.rule != _MAY_BE_NEW or v in again]
     return Checked(violations, live[0], ended[0], ready)
+
+
+async def _broken(
+    connection: AsyncConnection[Any], rule: str, select: str, values: dict[str, Any]
+) -> list[Violation]:
+    cursor = await connection.execute(f"{select} limit {_SHOWN}", values)
+    return [Violation(rule, str(id_), detail) for id_, detail in await cursor.fetchall()]

@@ -34,6 +34,7 @@ from sandfleet.shared.store.expiry import (
     forget_operations,
     forget_silent,
 )
+from sandfleet.shared.store.placements import could_ever_fit, give_room, waiting_for_room
 from sandfleet.shared.store.ready import ReadyRuns, ready_by_pool
 from sandfleet.shared.store.runs import settle_thread
 from sandfleet.shared.store.threads import lock
@@ -117,6 +118,7 @@ async def sweep(
         _Step(_ANY_LATE, partial(_end_overdue, connection, report)),
         _Step(_ANY_DUE, partial(_release_delays, connection, report)),
         _Step(_ANY_ROOM, partial(_fill_slots, connection, report)),
+        _Step(_ANY_OUT_OF_ROOM, partial(_give_room, connection, report)),
         _Step(OLD_KEYS, partial(expire_keys, connection, idempotency_ttl_s)),
         _Step(OLD_THREADS, partial(expire_threads, connection)),
         _Step(OLD_JOURNALS, partial(expire_journals, connection, journal_retention_s)),
@@ -177,6 +179,7 @@ _ANY_DUE: LiteralString = "((select min(r.not_before) from runs r where r.gate =
 _ROOM: LiteralString = """tenants t where t.waiting > 0 and t.slots < t.max_in_flight
   and exists (select 1 from runs r where r.tenant = t.tenant and r.gate = 'tenant')"""
 _ANY_ROOM: LiteralString = f"exists (select 1 from {_ROOM})"
+_ANY_OUT_OF_ROOM: LiteralString = "exists (select 1 from runs r where r.gate = 'room')"
 
 _EXPIRED: LiteralString = "r.status = 'running' and r.lease_expires_at < %(now)s"
 
@@ -322,3 +325,21 @@ async def _fill_slots(connection: Connection, report: _Report) -> int:
             cursor = await connection.execute("select * from pass_on(%s, null, null)", (tenant,))
             report.ready.extend(await cursor.fetchall())
     return 0
+
+
+async def _give_room(connection: Connection, report: _Report) -> int:
+    """Give room that hosts have to runs that wait for it."""
+    refused: list[tuple[int, int]] = []  # what found no room; what needs more finds none either
+    given = 0
+    for waiting in await waiting_for_room(connection, BATCH):
+        if any(waiting.memory >= memory and waiting.pids >= pids for memory, pids in refused):
+            continue
+        async with _tolerant(connection):
+            outcome, ready = await give_room(connection, waiting.key)
+            report.ready.extend(ready.items())
+            given += outcome == "done"
+            if outcome == "full":
+                refused.append((waiting.memory, waiting.pids))
+                if waiting.starving and await could_ever_fit(connection, waiting):
+                    break  # room is kept for it
+    return given

@@ -16,8 +16,8 @@ from sandfleet.fleet.executor.execution import Execution, Services
 from sandfleet.fleet.executor.fenced_writer import FencedWriter
 from sandfleet.fleet.executor.lease import Lease
 from sandfleet.fleet.executor.ledger_links import LedgerLinks
+from sandfleet.fleet.executor.placement import Placement
 from sandfleet.fleet.executor.publisher import Publisher
-from sandfleet.fleet.sandbox.client import SandboxClient
 from sandfleet.shared.ids import RunKey
 from sandfleet.shared.store.claims import claim
 from sandfleet.shared.templates import read_templates
@@ -42,7 +42,8 @@ class Executor:
         self.world = world
         self.writer: FencedWriter = world.writer
         self.publisher: Publisher = world.publisher
-        self.sandboxes = SandboxClient(socket)
+        settings = world.settings.model_copy(update={"host_socket": socket})
+        self.placement = Placement(settings, world.pool, read_templates(settings))
         self._beginning = asyncio.Lock()
 
     async def claim(self, graph: Any, *, attempt: int = 1, **kwargs: Any) -> Execution:
@@ -59,7 +60,7 @@ class Executor:
             self.world.pool,
             self.writer,
             self.publisher,
-            self.sandboxes,
+            self.placement,
             LedgerLinks(self.world.database_url, self.writer, self.world.pool),
             read_templates(self.world.settings),
             self._beginning,
@@ -88,7 +89,7 @@ async def open_executor(database: str, redis_url: str, folder: Path, **ways: Any
     async with open_world(database, redis_url, **ways) as world:
         made = Executor(world, folder / "no-host.sock")
         yield made
-        await made.sandboxes.aclose()
+        await made.placement.aclose()
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ async def runs(database):
     await pool.open()
     connection = await psycopg.AsyncConnection.connect(database, autocommit=True)
     await connection.execute(
-        "truncate runs, threads, journal, tool_calls, executors, hosts, api_keys, tenants, flows, vclock cascade"
+        "truncate runs, threads, journal, tool_calls, executors, hosts, placements, api_keys, tenants, flows, vclock cascade"
     )
     await create_key(connection, Owner(TENANT, "u"), "test")
     ids = {}
@@ -130,6 +130,27 @@ SEEDS = [
         f"update runs set attempt = attempt + 1 {OF}",
     ),
     (
+        "gate without a reason",
+        "tenant",
+        f"update runs set gate = 'room' {OF}",
+    ),
+    (
+        "placement of a run that is over",
+        "ended",
+        "insert into placements (tenant, user_id, run_id, host_id, template, memory, pids)"
+        f" select tenant, user_id, run_id, 'h', 'default', 1, 1 from runs {OF}",
+    ),
+    (
+        "run that waits beside room",
+        "tenant",
+        f"update runs set gate = 'room' {OF};"
+        " insert into hosts (host_id, instance, address, backend, room, sandboxes, memory, pids, most, memory_taken,"
+        " pids_taken, draining) values ('h', 'i', '', 'docker', 1, 0, 1, 1, 1, 0, 0, false);"
+        " update hosts set heartbeat_at = heartbeat_at + interval '1 h'; insert into placements (tenant, user_id, run_id, template, memory, pids, placed_at)"
+        " select tenant, user_id, run_id, 'default', 1, 1, clock_timestamp() - interval '61 s' from runs"
+        f" {OF}",
+    ),
+    (
         "executor that is gone",
         "e",
         "insert into executors (executor_id, pool, slots, busy, heartbeat_at)"
@@ -138,8 +159,8 @@ SEEDS = [
     (
         "sandbox host that is gone",
         "h",
-        "insert into hosts (host_id, instance, address, backend, room, sandboxes, heartbeat_at)"
-        " values ('h', 'i', '', 'docker', 1, 0, clock_timestamp() - interval '6 minutes 1 s')",
+        "insert into hosts (host_id, instance, address, backend, room, sandboxes, memory, pids, most, memory_taken,"
+        " pids_taken, draining, heartbeat_at) values ('h', 'i', '', 'docker', 1, 0, 1, 1, 1, 0, 0, false, clock_timestamp() - interval '6 minutes 1 s')",
     ),
 ]
 

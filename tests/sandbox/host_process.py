@@ -18,6 +18,7 @@ import psutil
 import psycopg
 
 from sandfleet.fleet.sandbox.client import SandboxClient
+from sandfleet.fleet.sandbox.hosts import OneHost
 from sandfleet.fleet.sandbox.run_sandbox import RunSandbox
 from sandfleet.shared.ids import Fence, RunKey
 from sandfleet.shared.sandbox_token import sign
@@ -150,7 +151,7 @@ class Host:
         self, client: SandboxClient, *, key: RunKey | None = None, attempt: int = 1
     ) -> RunSandbox:
         fence = Fence(key or await self.new_run(), attempt)
-        return RunSandbox(fence, self.signer(fence), client)
+        return RunSandbox(fence, self.signer(fence), OneHost(client))
 
     def processes(self) -> list[psutil.Process]:
         """Everything below the host process: with bwrap, its sandboxes."""

@@ -13,6 +13,7 @@ import pytest
 from sandfleet.fleet.host.engine import Engine
 from sandfleet.fleet.sandbox.client import SandboxClient
 from sandfleet.fleet.sandbox.errors import HostUnavailable, NoRoom, SandboxLost
+from sandfleet.fleet.sandbox.hosts import OneHost
 from sandfleet.fleet.sandbox.run_sandbox import RunSandbox
 from sandfleet.shared.ids import Fence
 from tests.sandbox.conftest import check_empty, containers
@@ -307,7 +308,7 @@ async def test_without_a_host_the_error_says_what_to_do(tmp_path):
     async def token():
         return "token"
 
-    sandbox = RunSandbox(Fence(None, 1), token, client)
+    sandbox = RunSandbox(Fence(None, 1), token, OneHost(client))
     with pytest.raises(HostUnavailable, match="sandfleet dev"):
         await sandbox.exec("true")
     await sandbox.close()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from sandfleet.fleet.sandbox.client import SandboxClient
 from sandfleet.fleet.sandbox.errors import StaleAttempt
+from sandfleet.fleet.sandbox.hosts import OneHost
 from sandfleet.fleet.sandbox.run_sandbox import RunSandbox
 from sandfleet.shared.errors import SandboxError, Superseded
 from sandfleet.shared.ids import Fence, RunKey
@@ -102,7 +103,7 @@ async def test_a_token_that_expires_on_its_way_is_replaced(host, client):
     async def sign_token():
         return tokens.pop() if tokens else host.token(fence)
 
-    sandbox = RunSandbox(fence, sign_token, client)
+    sandbox = RunSandbox(fence, sign_token, OneHost(client))
     assert (await sandbox.exec("echo here")).stdout == b"here\n"
     tokens.append(host.token(fence, valid_s=-1))
     assert (await sandbox.exec("echo here")).stdout == b"here\n"

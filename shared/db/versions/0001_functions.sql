@@ -215,6 +215,7 @@ begin
   update runs set status = p_status, gate = null, lease_owner = null, lease_expires_at = null, error = p_error,
       cancel_action = null, finished_at = clock_timestamp(), updated_at = clock_timestamp()
     where tenant = r.tenant and user_id = r.user_id and run_id = r.run_id;
+  delete from placements where tenant = r.tenant and user_id = r.user_id and run_id = r.run_id;
   -- Whether these took effect nobody knows any more.
   update tool_calls set status = 'orphaned', finished_at = clock_timestamp()
     where tenant = r.tenant and user_id = r.user_id and run_id = r.run_id and status = 'started';

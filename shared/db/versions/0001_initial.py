@@ -12,5 +12,5 @@ _HERE = Path(__file__).parent
 
 def upgrade() -> None:
     connection = op.get_bind()
-    for name in ("0001_tables.sql", "0001_functions.sql", "0001_statistics.sql"):
+    for name in ("0001_tables.sql", "0001_functions.sql", "0001_placements.sql", "0001_statistics.sql"):
         connection.exec_driver_sql((_HERE / name).read_text().replace("%", "%%"))

@@ -55,13 +55,34 @@ create table executors (
 create table hosts (
   host_id       text primary key,
   instance      text not null,
-  address       text not null,
+  address       text not null,                              -- unix:PATH, for executors of its machine
+  remote        text,                                       -- http://HOST:PORT, for all others; null: there is no way from elsewhere
   backend       text not null,
-  room          int not null,
-  sandboxes     int not null,
+  room          int not null,                               -- sandboxes of the default template that fit beside those that are there
+  sandboxes     int not null,                               -- those that are there, warm ones not counted
+  memory        bigint not null,                            -- sums of the limits that its sandboxes may have …
+  pids          bigint not null,
+  most          int not null,                               -- … and how many they may be
+  memory_taken  bigint not null,
+  pids_taken    bigint not null,
+  draining      boolean not null,                           -- it takes no new ones
   registered_at timestamptz not null default clock_timestamp(),
   heartbeat_at  timestamptz not null default clock_timestamp()
 ) with (fillfactor = 50);
+
+-- Which host has, or is to make, the sandbox of a live run. Without a host the run waits for room.
+create table placements (
+  tenant text, user_id text, run_id uuid,
+  host_id    text,
+  template   text not null,
+  memory     bigint not null,                               -- the template's limits
+  pids       bigint not null,
+  sandbox_id text,                                          -- the one that the run knows of; another one means that this is lost
+  placed_at  timestamptz not null default clock_timestamp(),   -- without a host: since when it waits
+  primary key (tenant, user_id, run_id)
+) with (fillfactor = 70);
+create index placements_of_host on placements (host_id);
+create index placements_waiting on placements (placed_at) where host_id is null;
 
 -- What a deployment makes belongs to everybody: tenant '' and user ''.
 create table assistants (
@@ -121,7 +142,7 @@ create table runs (
   class               smallint not null,                     -- 0 interactive, 1 standard, 2 batch
   status              text not null default 'pending'
                       check (status in ('pending', 'running', 'success', 'error', 'timeout', 'interrupted')),
-  gate                text check (gate in ('time', 'thread', 'tenant', 'children')),  -- what a pending run waits for; null: an executor
+  gate                text check (gate in ('time', 'thread', 'tenant', 'children', 'room')),  -- what a pending run waits for; null: an executor
   not_before          timestamptz,
   vtime               bigint,
   ready_at            timestamptz,
@@ -153,6 +174,7 @@ create index runs_ready on runs (pool, class, vtime, seq) where status = 'pendin
 create index runs_waiting_tenant on runs (tenant, class, seq) where gate = 'tenant';
 create index runs_waiting_thread on runs (tenant, user_id, thread_id, seq) where gate = 'thread';
 create index runs_waiting_time on runs (not_before) where gate = 'time';
+create index runs_waiting_room on runs (tenant, user_id, run_id) where gate = 'room';
 create index runs_waiting_children on runs (tenant, user_id, run_id) where gate = 'children';
 create index runs_finished on runs (finished_at) where finished_at is not null and not journal_expired;
 create index runs_given_back on runs (started_at) where status = 'pending' and started_at is not null;
