@@ -105,9 +105,8 @@ async def waiting_for_room(connection: Connection, limit: int) -> list[Waiting]:
 
 async def give_room(connection: Connection, key: RunKey) -> tuple[str, ReadyRuns]:
     """Give a waiting run its place: ``done``, ``full``, or ``gone`` if it waits no more; and the runs that became ready."""
-    async with connection.transaction():
-        cursor = await connection.execute("select * from give_room(%s, %s, %s)", key)
-        rows = await cursor.fetchall()
+    cursor = await connection.execute("select * from give_room(%s, %s, %s)", key)
+    rows = await cursor.fetchall()
     return rows[0][0], ready_by_pool((pool, count) for _, pool, count in rows)
 
 

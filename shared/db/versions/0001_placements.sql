@@ -1,4 +1,4 @@
--- Placement of sandboxes: which host, and what happens when none has room. Lock order: tenant, run, placement, host.
+-- Placement of sandboxes: which host, and what happens when none has room. Lock order: tenant, run, placement, decision.
 
 -- What a host's sandboxes take: what was placed there, or what it said at its last beat and was placed there since.
 -- The latter counts what has no placement any more but is not removed yet.
@@ -20,22 +20,15 @@ create function host_fits(h hosts, p_memory bigint, p_pids bigint) returns boole
 $$;
 
 -- The host for a new sandbox: the asking executor's own if it has room, else the emptiest that has; null if none has.
--- Its row stays locked, so that nobody else counts on the same room. Without p_own any machine will do.
+-- One decision at a time, until the end of the transaction, so that nobody else counts on the same room.
+-- Unless p_near, any machine will do.
 create function choose_host(p_memory bigint, p_pids bigint, p_own text, p_refused text[], p_near boolean) returns text language plpgsql as $$
-declare
-  c text;
 begin
-  for c in
+  perform pg_advisory_xact_lock(hashtext('sandfleet placement'));
+  return (
     select h.host_id from open_hosts() h, lateral host_taken(h) t
-    where h.host_id <> all (p_refused) and (not p_near or h.remote is not null or h.host_id = p_own)
-    order by h.host_id is not distinct from p_own desc, h.memory - t.memory desc, h.host_id
-  loop
-    perform 1 from hosts where host_id = c for update;
-    if (select host_fits(h, p_memory, p_pids) from hosts h where h.host_id = c) then
-      return c;
-    end if;
-  end loop;
-  return null;
+    where h.host_id <> all (p_refused) and (not p_near or h.remote is not null or h.host_id = p_own) and host_fits(h, p_memory, p_pids)
+    order by h.host_id is not distinct from p_own desc, h.memory - t.memory desc, h.host_id limit 1);
 end $$;
 
 -- Where the sandbox of a run is, or is to be made. p_own is the host of the asking executor's machine, p_refused are hosts that
