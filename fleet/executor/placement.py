@@ -9,7 +9,7 @@ import psycopg
 from psycopg_pool import PoolTimeout
 
 from sandfleet.fleet.sandbox.client import SandboxClient
-from sandfleet.fleet.sandbox.errors import HostUnavailable, NoRoom, TemplateUnavailable
+from sandfleet.fleet.sandbox.errors import HostAway, HostUnavailable, NoRoom, TemplateUnavailable
 from sandfleet.fleet.sandbox.hosts import Placed
 from sandfleet.shared.db.pool import Pool
 from sandfleet.shared.errors import SandboxError, Superseded
@@ -69,7 +69,7 @@ class Placement:
         if found.outcome == "full":
             raise NoRoom("No sandbox host has room; try again when a sandbox has ended.")
         if found.outcome == "no_host":
-            raise HostUnavailable(
+            raise HostAway(
                 "No sandbox host answers that this executor can reach: start one (sandfleet dev, or "
                 "python -m sandfleet.fleet.host), with SANDFLEET_HOST_LISTEN if it is on another machine."
             )

@@ -241,4 +241,3 @@ async def test_the_loss_of_a_host_is_told_and_the_run_goes_on_elsewhere(
         await waiting(query, run)
     results = await result(client, run)
     assert any("sandbox_lost" in text for text in results), results
-    await host.start()
