@@ -33,7 +33,7 @@ async def _serve() -> None:
     apply_environment(project)
     templates = read_templates(configured)
     templates.check_graphs(project.graphs)
-    suspects = FLAG in sys.argv
+    suspects = sys.argv[2] if sys.argv[1:2] == [FLAG] else None
     executor = Executor(configured, load_graphs(project), templates, suspects=suspects)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from uuid import uuid4
 
 import psycopg
 from redis.asyncio import Redis
@@ -16,7 +15,7 @@ from sandfleet.fleet.executor.graph_thread import GraphThread
 from sandfleet.fleet.executor.held_runs import STUCK_AFTER_S, HeldRuns
 from sandfleet.fleet.executor.permit_keeper import PermitKeeper
 from sandfleet.fleet.executor.quarantine import Quarantine
-from sandfleet.fleet.executor.registration import heartbeat, register_graphs, sign_off
+from sandfleet.fleet.executor.registration import executor_id, heartbeat, register_graphs, sign_off
 from sandfleet.fleet.executor.session import Session
 from sandfleet.fleet.graphs.loading import Graph
 from sandfleet.shared.ids import Fence
@@ -54,16 +53,21 @@ _GIVE_UP_S = 5.0
 class Executor:
     """One executor process. `run` serves until `drain` has been called and is finished.
 
-    With ``suspects`` it takes only runs that one more death ends, and drains itself when there are none.
+    With ``suspects``, its id then, it takes only runs that one more death ends, and drains itself when there are none.
     """
 
     def __init__(
-        self, settings: Settings, graphs: dict[str, Graph], templates: Templates, *, suspects: bool = False
+        self,
+        settings: Settings,
+        graphs: dict[str, Graph],
+        templates: Templates,
+        *,
+        suspects: str | None = None,
     ) -> None:
         self._settings = settings
         self._graphs = graphs
-        self._id = f"{settings.pool}-{uuid4().hex[:12]}"
-        self._suspects = suspects
+        self._id = suspects or executor_id(settings.pool)
+        self._suspects = suspects is not None
         self._busy_at = time.monotonic()
         self._claim_now = asyncio.Event()
         self._claims = 0

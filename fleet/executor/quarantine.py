@@ -1,7 +1,7 @@
 """A process of its own for runs that may kill their executor: an executor that takes nothing else, one at a time.
 
-Its parent starts it when such runs wait, and it ends when none is left. The pipe between them ends with the parent,
-however that ends; what still runs is handed over then, which counts as no death.
+Its parent starts it when such runs wait, and it ends when none is left. If it dies, its parent has seen who did it. The pipe
+between them ends with the parent, however that ends; what still runs is handed over then, which counts as no death.
 """
 
 import asyncio
@@ -11,14 +11,15 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
 
+from sandfleet.fleet.executor.registration import executor_id
 from sandfleet.fleet.executor.session import Session
 from sandfleet.shared.settings import Settings
-from sandfleet.shared.store.suspects import suspects_wait
+from sandfleet.shared.store.suspects import killed, suspects_wait
 
 _log = logging.getLogger(__name__)
 
 FLAG = "--suspects"
-"""Argument of the process that takes suspects."""
+"""Argument of the process that takes suspects; its executor id follows."""
 
 
 class Quarantine:
@@ -28,16 +29,23 @@ class Quarantine:
         self._settings = settings
         self._chores = chores
         self._process: Process | None = None
+        self._owner = ""  # its executor id
 
     async def look_for_suspects(self) -> None:
         """Start the process when runs wait for it and it is our turn. Raises what asking or starting raised."""
         if self._process is not None and self._process.returncode is None:
             return
+        limit = self._settings.poison_limit
         async with self._chores.connection() as connection:
-            if not await suspects_wait(connection, self._settings.pool, self._settings.poison_limit):
+            if self._process is not None and self._process.returncode != 0:
+                if await killed(connection, self._owner, limit):
+                    _log.warning("a run has killed the process that it had for itself")
+                self._process = None
+            if not await suspects_wait(connection, self._settings.pool, limit):
                 return
         _log.warning("runs wait whose executors died again and again: each gets a process for itself")
-        argv = (sys.executable, "-P", "-m", "sandfleet.fleet.executor", FLAG)
+        self._owner = executor_id(self._settings.pool)
+        argv = (sys.executable, "-P", "-m", "sandfleet.fleet.executor", FLAG, self._owner)
         # In a session of its own: what is sent to the parent's group, by a terminal for instance, is not meant for it.
         self._process = await asyncio.create_subprocess_exec(*argv, stdin=PIPE, start_new_session=True)
 

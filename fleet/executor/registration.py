@@ -1,6 +1,7 @@
 """Telling the API what this executor serves: graphs, their assistants, and that it is alive."""
 
 from typing import Any
+from uuid import uuid4
 
 import orjson
 from psycopg import AsyncConnection
@@ -10,6 +11,11 @@ from sandfleet.fleet.graphs.loading import Graph
 from sandfleet.shared.ids import graph_assistant_id
 
 Connection = AsyncConnection[Any]
+
+
+def executor_id(pool: str) -> str:
+    """A name for a new executor."""
+    return f"{pool}-{uuid4().hex[:12]}"
 
 
 async def register_graphs(connection: Connection, pool: str, graphs: dict[str, Graph]) -> None:

@@ -37,6 +37,7 @@ from sandfleet.shared.store.expiry import (
 from sandfleet.shared.store.placements import could_ever_fit, give_room, waiting_for_room
 from sandfleet.shared.store.ready import ReadyRuns, ready_by_pool
 from sandfleet.shared.store.runs import settle_thread
+from sandfleet.shared.store.suspects import deaths_that_end
 from sandfleet.shared.store.threads import lock
 
 _log = logging.getLogger(__name__)
@@ -111,7 +112,7 @@ async def sweep(
     """
     report = _Report([], [] if ended is None else ended)
     deadline = time.monotonic() + _PASS_S
-    lost: dict[str, Any] = {"poison_limit": poison_limit}
+    lost: dict[str, Any] = {"poison_limit": deaths_that_end(poison_limit)}
     steps = [
         _Step(_ANY_EXPIRED, partial(_end_lost, connection, report, lost)),
         _Step(_ANY_EXPIRED, partial(_return_expired, connection, report, lost)),

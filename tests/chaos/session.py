@@ -23,8 +23,8 @@ from tests.chaos.verdict import verdict
 from tests.chaos.workload import threads
 
 SETTINGS = {
-    "SANDFLEET_LEASE_S": "3",
-    "SANDFLEET_RENEW_EVERY_S": "0.8",
+    "SANDFLEET_LEASE_S": "5",
+    "SANDFLEET_RENEW_EVERY_S": "1",
     "SANDFLEET_SWEEP_EVERY_S": "0.5",
     "SANDFLEET_LONG_POLL_S": "5",
     "SANDFLEET_VISIBILITY_TIMEOUT_S": "20",

@@ -110,7 +110,7 @@ def _climb(source: random.Random, salt: str, *, later: bool = False) -> Climb:
     return Climb(
         salt,
         steps,
-        delay_ms=source.choice((0, 0, 5, 50)) if cancel is None else 50,
+        delay_ms=source.choice((0, 20, 100, 300)) if cancel is None else 100,
         fail_at=source.randint(1, steps) if 0.1 <= fate < 0.2 else None,
         fan_at=perhaps(0.15),
         note_at=perhaps(0.2),

@@ -12,7 +12,7 @@ from sandfleet.shared.ids import Owner, RunKey, graph_assistant_id, new_id
 from sandfleet.shared.store.api_keys import create_key
 from sandfleet.shared.store.claims import Ending, claim, finish, hand_over
 from sandfleet.shared.store.submission import Submission, submit
-from sandfleet.shared.store.suspects import suspects_wait
+from sandfleet.shared.store.suspects import killed, suspects_wait
 from sandfleet.shared.store.sweep import sweep
 from tests.waiting import eventually
 
@@ -110,6 +110,43 @@ async def test_the_next_suspect_comes_when_the_last_one_has_written_a_checkpoint
     assert len(await claimed(connection, "a", 64, suspects=True)) == 1
 
 
+async def error_of(connection, run_id):
+    cursor = await connection.execute("select status, error->>'error' from runs where run_id = %s", (run_id,))
+    return await cursor.fetchone()
+
+
+async def test_a_suspect_ends_when_it_was_seen_to_kill_the_process_that_it_had_for_itself(pool, connection):
+    """Red when it goes on killing, waits for its lease to run out, or somebody else is blamed."""
+    await suspects(pool, connection, 2)
+    (guilty,) = await claimed(connection, "a", 64, suspects=True)
+    (other,) = await claimed(connection, "b", 64, suspects=True)
+    assert await killed(connection, "a", LIMIT) == 1
+    await connection.execute("update pulse set steady_since = '-infinity'")
+    await sweep(connection, LIMIT, 0, 3600)
+    assert await error_of(connection, guilty.fence.key.run_id) == ("error", "ExecutorLost")
+    assert await error_of(connection, other.fence.key.run_id) == ("running", None)
+
+
+async def test_what_has_written_a_checkpoint_there_is_not_blamed(pool, connection):
+    """Red when all that the process ran are taken for those who killed it."""
+    await suspects(pool, connection, 1)
+    (run,) = await claimed(connection, "a", 64, suspects=True)
+    await write_checkpoint(connection, run)
+    assert await killed(connection, "a", LIMIT) == 0
+
+
+async def test_a_lease_that_ran_out_is_no_proof(pool, connection):
+    """Whoever held it may have been frozen, or starved. Red when a suspect ends by that, and when it never does."""
+    (run_id,) = await suspects(pool, connection, 1)
+    for _ in range(LIMIT):
+        assert len(await claimed(connection, "a", 64, lease_s=-1, suspects=True)) == 1
+        await sweep(connection, LIMIT, 0, 3600)
+        assert await error_of(connection, run_id) == ("pending", None)
+    await claimed(connection, "a", 64, lease_s=-1, suspects=True)
+    await sweep(connection, LIMIT, 0, 3600)
+    assert await error_of(connection, run_id) == ("error", "ExecutorLost")
+
+
 async def test_one_executor_at_a_time_starts_a_process_for_suspects(pool, connection):
     """Red when none does, or each of them."""
     assert not await suspects_wait(connection, "default", LIMIT)
@@ -144,6 +181,7 @@ async def test_runs_that_kill_their_executor_take_no_other_run_with_them(pool, c
             if not poison & {run.fence.key.run_id for run in process}:
                 for run in process:
                     await finish(connection, run.fence, Ending("success", '[[0, "end", "null"]]'))
+        await killed(connection, f"suspects-{life}", LIMIT)
         await sweep(connection, LIMIT, 0, 3600)
     cursor = await connection.execute("select run_id, error->>'error' from runs where status = 'error'")
     assert set(await cursor.fetchall()) == {(run, "ExecutorLost") for run in poison}

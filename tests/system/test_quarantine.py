@@ -14,12 +14,12 @@ STEPS, HELD_AT = 4, 2
 
 
 def quarantines(stack):
-    """Process ids of the processes for suspects, with those of the executors that started them."""
+    """The processes for suspects, by their executor ids."""
     found = {}
     for process in psutil.process_iter(["cmdline", "environ"]):
         info = process.info
         if FLAG in (info["cmdline"] or ()) and stack.supervisor.instance in (info["environ"] or {}).values():
-            found[process.pid] = process.ppid()
+            found[info["cmdline"][-1]] = process
     return found
 
 
@@ -33,6 +33,12 @@ async def suspect(client, query, tmp_path):
     limit = settings().poison_limit
     await query("update runs set deaths = %s, not_before = now() where run_id = %s", limit - 1, run["run_id"])
     return thread["thread_id"], run["run_id"], go_on
+
+
+async def holder(query, stack, run_id):
+    """The process that holds the run."""
+    ((owner,),) = await query("select lease_owner from runs where run_id = %s", run_id)
+    return quarantines(stack)[owner]
 
 
 async def ended_well(client, thread_id, run_id):
@@ -52,7 +58,7 @@ async def test_a_suspect_runs_in_a_process_of_its_own_that_ends_when_none_is_lef
 
     found = await eventually(runs_apart, 60, "a process for it")
     executors = [pid for name, pid in stack.info.processes.items() if name.startswith("executor")]
-    assert set(found.values()) <= set(executors)
+    assert {process.ppid() for process in found.values()} <= set(executors)
     go_on.touch()
     await ended_well(client, thread_id, run_id)
 
@@ -62,6 +68,7 @@ async def test_a_suspect_runs_in_a_process_of_its_own_that_ends_when_none_is_lef
     await eventually(gone, 60, "its end")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_a_suspect_is_handed_over_when_the_executor_ends_that_started_its_process(
     client, query, stack, suspect, number
@@ -74,10 +81,10 @@ async def test_a_suspect_is_handed_over_when_the_executor_ends_that_started_its_
         return len(state["values"].get("done", [])) == HELD_AT - 1
 
     await eventually(at_the_step, 60, "the step at which it waits")
-    for parent in set(quarantines(stack).values()):
-        name = next(name for name, pid in stack.info.processes.items() if pid == parent)
-        await stack.kill(name, number)
-        await stack.restart(name)
+    parent = (await holder(query, stack, run_id)).ppid()
+    name = next(name for name, pid in stack.info.processes.items() if pid == parent)
+    await stack.kill(name, number)
+    await stack.restart(name)
 
     async def taken_over():
         return await query(
@@ -93,3 +100,24 @@ async def test_a_suspect_is_handed_over_when_the_executor_ends_that_started_its_
         return not quarantines(stack)
 
     await eventually(gone, 60, "its end")
+
+
+async def test_a_suspect_that_kills_its_process_ends(client, query, stack, suspect):
+    """Red when nobody looks at how the process ended: the run would kill another, and another."""
+    thread_id, run_id, _ = suspect
+
+    async def at_the_step():
+        state = await client.threads.get_state(thread_id)
+        return len(state["values"].get("done", [])) == HELD_AT - 1
+
+    await eventually(at_the_step, 60, "the step at which it waits")
+    await query("update checkpoints set attempt = 0 where run_id = %s", run_id)  # as if it had come without
+    (await holder(query, stack, run_id)).kill()
+
+    async def over():
+        return await query(
+            "select 1 from runs where run_id = %s and error->>'error' = 'ExecutorLost'", run_id
+        )
+
+    await eventually(over, 60, "its end")
+    assert await query("select deaths >= %s from runs where run_id = %s", settings().poison_limit, run_id)
