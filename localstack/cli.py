@@ -172,6 +172,15 @@ def dead_letters(
     terminal.run(command.dead_letters(root, redrive, limit))
 
 
+@app.command()
+def templates(project: Project = None) -> None:
+    """List the sandbox templates of a project and try their images; exit code 1 if one cannot be used."""
+    from sandfleet.localstack import terminal
+    from sandfleet.localstack.commands import templates as command
+
+    terminal.run(command.templates(_project(project)))
+
+
 @db.command()
 def migrate(root: Root = ROOT) -> None:
     """Bring the database to the newest schema."""

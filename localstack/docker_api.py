@@ -66,6 +66,14 @@ def sandbox_containers(docker_host: str, label: str) -> list[SandboxContainer]:
     return found
 
 
+def bridges(docker_host: str) -> set[str]:
+    """Names of the bridges that networks of the engine gave themselves."""
+    with _client(docker_host) as client:
+        networks = client.get("/networks").raise_for_status().json()
+    option = "com.docker.network.bridge.name"
+    return {n["Options"][option] for n in networks if option in (n.get("Options") or {})}
+
+
 def remove_labelled(docker_host: str, label: str) -> list[str]:
     """Remove the containers and networks that carry a label; empty if the engine does not answer."""
     try:

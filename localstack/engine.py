@@ -139,6 +139,12 @@ async def ensure_bwrap(say: Callable[[str], None]) -> None:
         )
 
 
+async def ensure_nft(say: Callable[[str], None]) -> None:
+    """Install nftables if it is missing and that is allowed; without it the host refuses the policy egress."""
+    if shutil.which("nft", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") is None and may_install():
+        await install("nftables", say)
+
+
 async def _own_engine(supervisor: Supervisor, folder: Path, say: Callable[[str], None]) -> Sandboxing:
     """Start a daemon whose files, images included, are below ``folder``, so that the next start finds them."""
     if shutil.which("dockerd") is None:

@@ -17,18 +17,20 @@ import psycopg
 
 from sandfleet.fleet.host import firewall
 from sandfleet.fleet.host.base_image import ensure_image
+from sandfleet.fleet.host.engine import Engine
 from sandfleet.fleet.host.firewall import FirewallError
+from sandfleet.fleet.host.template_check import refusals
 from sandfleet.localstack import dev_file, docker_api
 from sandfleet.localstack.dev_file import StackInfo
-from sandfleet.localstack.engine import Sandboxing, choose_sandboxing
+from sandfleet.localstack.engine import Sandboxing, choose_sandboxing, ensure_nft
 from sandfleet.localstack.leftovers import INSTANCE_VARIABLE, LABEL
 from sandfleet.localstack.parallel import parallel, uninterrupted
 from sandfleet.localstack.process import LocalStackError, Process, tcp_answers
+from sandfleet.localstack.sandbox_templates import TRIAL_LABELS, templates_of, templates_path
 from sandfleet.localstack.servers import Servers, start_servers
 from sandfleet.localstack.supervisor import Supervisor
 from sandfleet.shared.ids import Owner
 from sandfleet.shared.store.api_keys import create_key, hash_key
-from sandfleet.shared.templates import templates_beside
 
 OWNER = Owner("local", "developer")
 # Set but empty, these mean the same as not set: embedded servers, the scripted provider.
@@ -193,8 +195,18 @@ class Stack:
             tag = self._env.get("SANDFLEET_SANDBOX_IMAGE", "sandfleet-sandbox:latest")
             await ensure_image(sandboxing.docker_host, tag, on_progress=self._say)
             self._say(f"Sandbox image {tag} is ready")
+            await self._check_templates(sandboxing.docker_host)
         self._sandboxing = sandboxing
         return sandboxing
+
+    async def _check_templates(self, docker_host: str) -> None:
+        templates = templates_of(self.project, self._env)
+        if any(template.network == "egress" for template in templates.templates.values()):
+            await ensure_nft(self._say)
+        async with Engine(docker_host) as engine:
+            against = await refusals(engine, list(templates.templates.values()), TRIAL_LABELS)
+        if against:
+            raise LocalStackError("\n".join(against.values()))
 
     async def _start_provider(self) -> int:
         def provider(port: int) -> Process:
@@ -241,8 +253,8 @@ class Stack:
             "SANDFLEET_SANDBOX": info.sandbox,
             "SANDFLEET_PROVIDER_URL": info.provider_url,
         }
-        if "SANDFLEET_TEMPLATES" not in self._env and (templates := templates_beside(self.project)):
-            env["SANDFLEET_TEMPLATES"] = str(templates)
+        if templates := templates_path(self.project, self._env):
+            env["SANDFLEET_TEMPLATES"] = str(templates.resolve())
         if info.docker_host is not None:
             env["SANDFLEET_DOCKER_HOST"] = info.docker_host
         home = Path(self._env.get("HOME", "/"))

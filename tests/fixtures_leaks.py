@@ -1,5 +1,6 @@
 """The check that no test leaves anything behind."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -21,8 +22,12 @@ async def nothing_left_behind(request: pytest.FixtureRequest) -> AsyncIterator[N
         return
     servers: TestServers | None = request.getfixturevalue("servers") if "servers" in names else None
     stack = request.getfixturevalue("stack") if "stack" in names else None
+    engine: str | None = request.getfixturevalue("engine") if "engine" in names else None
     before = leaks.descendants()
+    traces = await asyncio.to_thread(leaks.network_traces, engine) if engine is not None else set()
     yield
+    if engine is not None:
+        await leaks.check_networks(engine, traces)
     supervisors = [each.supervisor for each in (servers, stack) if each is not None]
     await leaks.check_processes(supervisors, before)
     if servers is not None:

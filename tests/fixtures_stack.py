@@ -10,7 +10,7 @@ from langgraph_sdk import get_client
 from langgraph_sdk.client import LangGraphClient
 
 from sandfleet.fleet.host.base_image import ensure_image
-from sandfleet.localstack.engine import choose_sandboxing, ensure_bwrap
+from sandfleet.localstack.engine import choose_sandboxing, ensure_bwrap, ensure_nft
 from sandfleet.localstack.stack import Stack
 from sandfleet.localstack.supervisor import AlreadyRunning
 from tests.fixtures_servers import ROOT, open_supervisor
@@ -25,7 +25,7 @@ SETTINGS = {"SANDFLEET_LEASE_S": "6", "SANDFLEET_RENEW_EVERY_S": "1.5", "SANDFLE
 async def engine() -> AsyncIterator[str]:
     """Address (``DOCKER_HOST``) of a Docker Engine that has the sandbox image; started here if none answers.
 
-    bwrap is there too, for the tests of the other backend.
+    bwrap is there too, for the tests of the other backend, and nftables, for sandboxes with a network.
     """
     supervisor = await open_supervisor("engine")
     try:
@@ -33,6 +33,7 @@ async def engine() -> AsyncIterator[str]:
         assert chosen.docker_host is not None
         await ensure_image(chosen.docker_host, IMAGE, on_progress=print)
         await ensure_bwrap(print)
+        await ensure_nft(print)
         yield chosen.docker_host
     finally:
         await supervisor.close()

@@ -4,11 +4,13 @@ import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import psycopg
 import redis.asyncio
 
+from sandfleet.fleet.host import firewall
 from sandfleet.localstack import docker_api
 from sandfleet.localstack.leftovers import LABEL, processes_of
 from sandfleet.localstack.stack import Stack
@@ -78,6 +80,46 @@ async def _live_runs(database_url: str) -> int:
             await connection.execute("select count(*) from runs where status in ('pending', 'running')")
         ).fetchone()
         return int(row[0]) if row else 0
+
+
+def network_traces(docker_host: str) -> set[str]:
+    """Bridges of sandboxes that no network of the engine owns, namespaces of this session, and the firewall's rules.
+
+    The rules belong to the machine: while other sessions or hosts are there, they are not looked for.
+    """
+    owned = docker_api.bridges(docker_host)
+    traces = {f"bridge {name}" for name in firewall.bridges() if name not in owned}
+    namespaces = Path("/run/netns")
+    if namespaces.is_dir():
+        traces |= {f"namespace {p.name}" for p in namespaces.glob(f"sft{os.getpid():x}*")}
+    if os.geteuid() == 0 and not _others_here() and asyncio.run(firewall.installed()):
+        traces.add("rules of the firewall")
+    return traces
+
+
+def _others_here() -> bool:
+    ours = descendants() | {os.getpid()}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            arguments = process.cmdline()
+            if process.pid not in ours and ("sandfleet.fleet.host" in arguments or "pytest" in arguments):
+                return True
+    return False
+
+
+async def check_networks(docker_host: str, before: set[str]) -> None:
+    """No bridge, namespace or rule is there that was not there before."""
+
+    async def left() -> set[str]:
+        return await asyncio.to_thread(network_traces, docker_host) - before
+
+    async def none_left() -> bool:
+        return not await left()
+
+    try:
+        await eventually(none_left, SETTLED_S, "no bridge, namespace or rule left behind")
+    except AssertionError:
+        raise AssertionError(f"left behind: {', '.join(sorted(await left()))}") from None
 
 
 async def check_redis(redis_url: str) -> None:

@@ -81,15 +81,20 @@ async def _import(engine: Engine, tag: str, wanted: str, on_progress: Callable[[
         await engine.call("POST", "/images/create", params=params, data=chunks(), timeout_s=_IMPORT_TIMEOUT_S)
 
 
+async def pull(engine: Engine, image: str) -> None:
+    """Fetch an image from its registry. Raises EngineError if that cannot be."""
+    name, tag = _split(image)
+    params = [("fromImage", name), ("tag", tag)]
+    await engine.call("POST", "/images/create", params=params, timeout_s=_PULL_TIMEOUT_S)
+
+
 async def _derive(
     engine: Engine, tag: str, base: str, wanted: str, on_progress: Callable[[str], None]
 ) -> None:
     """Label ``base`` as ``tag``: pull it if need be, and commit a container of it that never runs."""
     if await engine.image(base) is None:
         on_progress(f"pulling {base}")
-        name, base_tag = _split(base)
-        pull = [("fromImage", name), ("tag", base_tag)]
-        await engine.call("POST", "/images/create", params=pull, timeout_s=_PULL_TIMEOUT_S)
+        await pull(engine, base)
     on_progress(f"making {tag} from {base}")
     container = await engine.call("POST", "/containers/create", body={"Image": base, "Cmd": ["true"]})
     try:

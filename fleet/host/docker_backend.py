@@ -21,6 +21,7 @@ from sandfleet.fleet.host.backend import (
 from sandfleet.fleet.host.engine import Engine, EngineError
 from sandfleet.fleet.host.freezer import Freezer
 from sandfleet.fleet.host.networks import NetworkRefused, Networks
+from sandfleet.fleet.host.template_check import refusals
 from sandfleet.shared.errors import SandfleetError
 from sandfleet.shared.ids import RunKey
 from sandfleet.shared.settings import Settings
@@ -73,6 +74,12 @@ class DockerBackend:
                 f"The engine has no image {image}. Build it: "
                 f"python -m sandfleet.fleet.host.base_image --tag {image}"
             )
+        labels = {LABEL: "1", INSTANCE_LABEL: self._instance}
+        self.refused.update(await refusals(self._engine, list(self._templates.values()), labels))
+        for reason in self.refused.values():
+            logger.error(reason)
+        if DEFAULT in self.refused:
+            raise SandfleetError(self.refused[DEFAULT])
         await self._open_networks()
 
     async def _open_networks(self) -> None:

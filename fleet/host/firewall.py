@@ -92,7 +92,7 @@ class Firewall:
 
 async def installed() -> bool:
     """Whether the table is there. Raises FirewallError if that cannot be seen."""
-    return await _content() is not None
+    return _nft_path() is not None and await _content() is not None
 
 
 def bridges() -> list[str]:
@@ -114,7 +114,7 @@ async def uninstall() -> bool:
             raise FirewallError(
                 f"{len(left)} networks of sandboxes are up ({left[0]}, …): stop the sandbox hosts first."
             )
-        if shutil.which("nft", path=_SEARCH_PATH) is None or not await installed():
+        if not await installed():
             return False
         await _nft("-f", "-", stdin=f"delete table inet {_TABLE}\n")
         return True
@@ -149,8 +149,12 @@ def _is_ours(table: dict[str, Any]) -> bool:
     return (table["family"], table["name"]) == ("inet", _TABLE)
 
 
+def _nft_path() -> str | None:
+    return shutil.which("nft", path=_SEARCH_PATH)
+
+
 async def _nft(*arguments: str, stdin: str = "") -> bytes:
-    nft = shutil.which("nft", path=_SEARCH_PATH)
+    nft = _nft_path()
     if nft is None:
         raise FirewallError("There is no program nft: install the package nftables.")
     process = await asyncio.create_subprocess_exec(

@@ -1,12 +1,16 @@
 """The check after each test notices what it is there for."""
 
 import asyncio
+import os
+import subprocess
 import sys
+from contextlib import suppress
 
 import psycopg
 import pytest
 import redis.asyncio
 
+from sandfleet.fleet.host import firewall
 from tests import leaks
 from tests.fixtures_servers import TestServers
 
@@ -53,3 +57,30 @@ async def test_it_finds_too_many_connections(servers: TestServers, database: str
     async with await psycopg.AsyncConnection.connect(database, autocommit=True):
         with pytest.raises(AssertionError, match="connections left behind"):
             await leaks.check_connections(servers.admin_url, 0)
+
+
+async def test_it_finds_a_bridge_and_a_namespace(engine: str) -> None:
+    """Breaks if only networks of the engine are looked for: a bridge may outlive its network."""
+    number = f"{os.getpid():x}"
+    bridge, namespace = f"{firewall.BRIDGE_PREFIX}{number}", f"sft{number}left"
+    before = await asyncio.to_thread(leaks.network_traces, engine)
+    for command in (f"link add {bridge} type bridge", f"netns add {namespace}"):
+        subprocess.run(["ip", *command.split()], check=True)
+    try:
+        with pytest.raises(AssertionError, match=f"bridge {bridge}, namespace {namespace}"):
+            await leaks.check_networks(engine, before)
+    finally:
+        for command in (f"link del {bridge}", f"netns del {namespace}"):
+            subprocess.run(["ip", *command.split()], check=True)
+    await leaks.check_networks(engine, before)
+
+
+async def test_it_finds_rules_of_the_firewall(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks if rules may stay when nobody is there who needs them."""
+    monkeypatch.setattr(leaks, "_others_here", lambda: False)
+    before = await asyncio.to_thread(leaks.network_traces, engine) - {"rules of the firewall"}
+    await firewall.Firewall().ensure()
+    with pytest.raises(AssertionError, match="rules of the firewall"):
+        await leaks.check_networks(engine, before)
+    with suppress(firewall.FirewallError):  # another session has networks
+        await firewall.uninstall()

@@ -1,5 +1,6 @@
 """Sandbox hosts on both backends, and the check that a test leaves no sandbox behind."""
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from sandfleet.fleet.host.engine import Engine
 from sandfleet.fleet.sandbox.client import SandboxClient
 from sandfleet.fleet.sandbox.run_sandbox import RunSandbox
+from sandfleet.localstack import docker_api
 from sandfleet.localstack.bucket import create_bucket
 from tests.fixtures_servers import TestServers
 from tests.sandbox.host_process import Host
@@ -40,7 +42,12 @@ async def check_empty(host: Host) -> None:
         async def no_container() -> bool:
             return not await containers(host)
 
+        async def no_network() -> bool:
+            label = f"sandfleet.instance={host.instance}"
+            return not await asyncio.to_thread(docker_api.labelled, host.docker_host, label)
+
         await eventually(no_container, what="no container left")
+        await eventually(no_network, what="no network left")
     await eventually(lambda: not host.processes(), what="no process left")
     folder = host.folder / "host" / "sandboxes"
     await eventually(lambda: not folder.exists() or not any(folder.iterdir()), what="no folder left")

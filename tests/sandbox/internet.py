@@ -3,6 +3,7 @@
 import asyncio
 import fcntl
 import json
+import os
 import subprocess
 import sys
 import uuid
@@ -50,7 +51,7 @@ def ip(*arguments: str) -> str:
 @asynccontextmanager
 async def internet() -> AsyncIterator[Internet]:
     """Make the namespace, start its servers, and remove both."""
-    name = f"sft{uuid.uuid4().hex[:8]}"
+    name = f"sft{os.getpid():x}{uuid.uuid4().hex[:4]}"  # an interface has it, too, of 15 characters at most
     with _alone(), _namespace(name):
         server = await asyncio.create_subprocess_exec(
             "ip", "netns", "exec", name, sys.executable, str(_SERVER), "serve", stdout=asyncio.subprocess.PIPE
