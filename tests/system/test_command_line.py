@@ -1,0 +1,69 @@
+"""The commands that use a running stack, as a person types them."""
+
+import asyncio
+import os
+import re
+
+import pytest
+
+from tests.localstack.test_commands import COMMAND
+
+
+@pytest.fixture
+def sandfleet(stack):
+    """Runs a command on the session's stack; gives its exit code and what it said."""
+    env = {
+        **os.environ,
+        "SANDFLEET_API_URL": stack.info.api_url,
+        "SANDFLEET_API_KEY": stack.info.api_key,
+        "DATABASE_URL": stack.info.database_url,
+    }
+
+    async def run(*arguments):
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND, *arguments, env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        said, _ = await process.communicate()
+        return process.returncode, said.decode()
+
+    return run
+
+
+async def test_a_run_is_started_listed_and_watched(sandfleet):
+    """Red when a command asks the API for what it does not have, or when `watch` shows less than `run` did."""
+    code, said = await sandfleet("run", "Say hi", "--assistant", "messages")
+    assert code == 0, said
+    (run_id,) = re.findall(r"success  run (\S+)", said)
+    assert "model    Hi!" in said
+    code, listed = await sandfleet("runs", "--limit", "1")
+    assert (code, run_id in listed) == (0, True), listed
+    code, watched = await sandfleet("watch", run_id)
+    assert code == 0, watched
+    assert said.startswith(watched.removesuffix("success\n"))
+
+
+async def test_a_run_that_fails_is_told_by_the_exit_code(sandfleet):
+    """Red when a script cannot tell that its run has failed."""
+    code, said = await sandfleet("run", "no such luck", "--assistant", "fails")
+    assert (code, "error" in said) == (1, True), said
+
+
+async def test_a_run_is_cancelled(sandfleet, client):
+    """Also one without a thread of the caller's. Red when only runs of visible threads are found."""
+    run = await client.runs.create(None, "slow", input={"seconds": 600})
+    code, said = await sandfleet("cancel", run["run_id"])
+    assert (code, said.startswith("interrupted")) == (0, True), said
+    code, said = await sandfleet("cancel", run["run_id"])
+    assert (code, "Traceback" in said) == (1, False), said
+
+
+async def test_the_doctor_finds_what_is_there(sandfleet):
+    """Red when a check fails on a machine where everything works."""
+    code, said = await sandfleet("doctor")
+    assert code == 0, said
+    assert re.findall(r"^(\w+) ", said, re.MULTILINE) == ["ok"] * 8, said
+
+
+async def test_migrating_twice_changes_nothing(sandfleet):
+    """Red when it fails on a database that has the newest schema."""
+    assert await sandfleet("db", "migrate") == (0, "The database has the newest schema.\n")
