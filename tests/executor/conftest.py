@@ -19,7 +19,7 @@ from sandfleet.fleet.executor.ledger_links import LedgerLinks
 from sandfleet.fleet.executor.placement import Placement
 from sandfleet.fleet.executor.publisher import Publisher
 from sandfleet.shared.ids import RunKey
-from sandfleet.shared.store.claims import claim
+from sandfleet.shared.store.claims import ClaimedRun, claim
 from sandfleet.shared.templates import read_templates
 from tests.streams.world import World, open_world
 
@@ -54,6 +54,18 @@ class Executor:
                 "update runs set attempt = %s where run_id = %s", (attempt - 1, key.run_id)
             )
             (run,) = await claim(connection, "default", "me", 3600, 1, longest_waiting=False)
+        return self._execution(graph, replace(run, kwargs={"input": {}, **kwargs}))
+
+    async def claim_again(self, lost: Execution, graph: Any) -> Execution:
+        """The next attempt of a run that an execution has given up."""
+        async with self.world.pool.connection() as connection:
+            await connection.execute(
+                "update runs set status = 'pending' where run_id = %s", (lost.run.fence.key.run_id,)
+            )
+            (run,) = await claim(connection, "default", "me", 3600, 1, longest_waiting=False)
+        return self._execution(graph, replace(run, kwargs=lost.run.kwargs))
+
+    def _execution(self, graph: Any, run: ClaimedRun) -> Execution:
         services = Services(
             self.world.settings.model_copy(update={"host_secret": "of these tests"}),
             {run.graph_id: Given(graph)},  # type: ignore[dict-item]
@@ -65,7 +77,6 @@ class Executor:
             read_templates(self.world.settings),
             self._beginning,
         )
-        run = replace(run, kwargs={"input": {}, **kwargs})
         return Execution(run, Lease(time.monotonic() + 3600), services)
 
     async def stored(self, key: RunKey) -> tuple[str, Any, int]:

@@ -19,7 +19,6 @@ from sandfleet.fleet.sandbox.run_sandbox import current_sandbox
 from sandfleet.shared.errors import SandfleetError, Superseded
 from sandfleet.shared.ids import Fence, Owner
 from sandfleet.shared.store.claims import finish
-from sandfleet.shared.streams.entry import stream_key
 from tests.executor.conftest import Executor, open_executor
 from tests.streams.wire import open_wire
 from tests.waiting import eventually
@@ -218,18 +217,25 @@ async def test_what_we_owe_a_graph_is_never_its_error(executor: Executor, error:
 
 
 async def test_watchers_of_a_run_that_was_taken_over_learn_so_before_its_work_begins(
-    executor: Executor,
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Red without the wait for the first event: a hundred runs that begin at once keep it for a second."""
-    told: list[int] = []
+    waiting: list[int] = []
+    opened: list[RunStream] = []
+    open_stream, build = executor.publisher.open, execution_module.build_config
 
-    async def node(state: State) -> State:
-        told.append(await executor.world.redis.exists(stream_key(execution.run.fence.key.run_id)))
-        return await step(state)
+    def opening(fence: Fence, checkpoint_id: str | None) -> RunStream:
+        opened.append(open_stream(fence, checkpoint_id))
+        return opened[0]
 
-    execution = await executor.claim(graph_of(node), attempt=2)
-    await execution.execute()
-    assert told == [1]
+    def building(*args: Any) -> Any:
+        waiting.append(len(opened[0]._buffer) + len(opened[0]._flight))
+        return build(*args)
+
+    monkeypatch.setattr(executor.publisher, "open", opening)
+    monkeypatch.setattr(execution_module, "build_config", building)
+    await (await executor.claim(graph_of(step), attempt=2)).execute()
+    assert waiting == [0]
 
 
 async def test_runs_that_are_claimed_together_begin_one_after_the_other(
@@ -257,3 +263,33 @@ async def test_runs_that_are_claimed_together_begin_one_after_the_other(
     counting.cancel()
     assert len(begun) == 5
     assert len(set(begun)) == 5
+
+
+async def test_a_successor_shows_the_state_that_its_predecessor_did_not_come_to_show(
+    executor: Executor,
+) -> None:
+    """Red when readers see a state that is a checkpoint old for as long as the run's executors die: those who end it have
+    no graph to make the state with."""
+    shown: list[int] = []
+
+    async def node(state: State) -> State:
+        if state.get("done"):
+            shown.append((await executor.stored(key))[2])
+            raise SandfleetError("This attempt is lost.")
+        return await step(state)
+
+    graph = graph_of(node, steps=2)
+    first = await executor.claim(graph)
+    key = first.run.fence.key
+    await first.execute()
+
+    async def written() -> bool:
+        return (await executor.stored(key))[2] == 3
+
+    await eventually(written, what="the states of the input, of the start and of one step")
+    async with executor.world.pool.connection() as connection:
+        await connection.execute("delete from state_snapshots where run_id = %s", (key.run_id,))
+    second = await executor.claim_again(first, graph)
+    await second.execute()
+    assert second.run.resumes
+    assert shown[1:] == [1]

@@ -131,6 +131,18 @@ async def test_token_deltas_that_redis_trimmed_are_announced_as_one_hole(world: 
     assert [e.id for e in await world.follow(key, "1-0").end()] == [None, "1-3", "1-5", "1-6"]
 
 
+@pytest.mark.parametrize(
+    "lost", [("1-1", "1-2", "1-4"), ("1-1", "1-2", "1-4", "1-5", "1-6")], ids=["within", "at the end"]
+)
+async def test_each_of_two_holes_is_announced(world: World, lost: tuple[str, ...]) -> None:
+    """What lies between them was whole. Red when only the first one is, whether the second shows in Redis or when the
+    journal tells what Redis has not."""
+    key = await finished(world)
+    assert await world.redis.xdel(stream_key(key.run_id), *lost) == len(lost)
+    events = await world.follow(key).end()
+    assert [e.id for e in events] == ["1-0", None, "1-3", None, "1-5", "1-6"]
+
+
 async def test_no_hole_is_announced_where_only_journalled_events_were_lost(world: World) -> None:
     """What Redis lost is in the journal, so nothing is missing."""
     stream = await world.start()
