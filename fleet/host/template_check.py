@@ -3,12 +3,16 @@
 import ast
 import asyncio
 import logging
+import socket
 import sys
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from sandfleet.fleet import sandbox_agent
+from sandfleet.fleet.host.backend import AGENT_FOLDER
 from sandfleet.fleet.host.base_image import VERSION_LABEL, pull
 from sandfleet.fleet.host.engine import Engine, EngineError
 from sandfleet.shared.errors import SandfleetError
@@ -18,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 OLDEST_PYTHON = (3, 9)
 _TRIAL_TIMEOUT_S = 120.0
+_SOCKET = "trial.sock"
+_NO_DIAL = 90  # the exit status of an interpreter that runs, but reaches no socket
 _TOO_OLD = 100  # plus the minor version: the exit status of an interpreter before OLDEST_PYTHON
 
 
@@ -58,7 +64,24 @@ async def _refusal(
 
 
 async def _try(engine: Engine, template: Template, labels: dict[str, str]) -> str | None:
-    """Let the image's interpreter import what the agent needs."""
+    """Let the image's interpreter import what the agent needs, and dial this machine as the agent does."""
+    with _socket_folder() as folder:
+        return await _try_with(engine, template, labels, folder)
+
+
+@contextmanager
+def _socket_folder() -> Iterator[Path]:
+    """A folder with a socket that anybody may dial."""
+    with tempfile.TemporaryDirectory() as name, socket.socket(socket.AF_UNIX) as listener:
+        folder = Path(name)
+        folder.chmod(0o755)
+        listener.bind(f"{name}/{_SOCKET}")
+        (folder / _SOCKET).chmod(0o666)
+        listener.listen(1)
+        yield folder
+
+
+async def _try_with(engine: Engine, template: Template, labels: dict[str, str], folder: Path) -> str | None:
     host: dict[str, Any] = {"NetworkMode": "none", "ReadonlyRootfs": True, "LogConfig": {"Type": "none"}}
     host |= {
         "CapDrop": ["ALL"],
@@ -66,6 +89,7 @@ async def _try(engine: Engine, template: Template, labels: dict[str, str]) -> st
         "Memory": template.memory,
         "PidsLimit": 64,
     }
+    host["Binds"] = [f"{folder}:{AGENT_FOLDER}:ro"]
     if template.runtime:
         host["Runtime"] = template.runtime
     body = {
@@ -104,6 +128,11 @@ def _meaning(image: str, status: int) -> str | None:
         return (
             f"the image {image} has Python 3.{status - _TOO_OLD}. Sandboxes need Python 3.9 or newer in it."
         )
+    if status == _NO_DIAL:
+        return (
+            f"a container of {image} cannot dial a socket of the machine, as sandboxes must. The runtime runsc needs the "
+            'argument "--host-uds=open" in the engine\'s daemon.json.'
+        )
     return (
         f"the Python of the image {image} cannot import the modules of its standard library that sandboxes need (status "
         f"{status}): {', '.join(_modules())}."
@@ -112,7 +141,11 @@ def _meaning(image: str, status: int) -> str | None:
 
 def _program() -> str:
     version = f"sys.version_info >= {OLDEST_PYTHON} or sys.exit({_TOO_OLD} + sys.version_info[1])"
-    return f"import sys; {version}; import {', '.join(_modules())}"
+    dial = f"socket.socket(socket.AF_UNIX).connect({f'{AGENT_FOLDER}/{_SOCKET}'!r})"
+    return (
+        f"import sys; {version}\nimport {', '.join(_modules())}\n"
+        f"try: {dial}\nexcept OSError: sys.exit({_NO_DIAL})"
+    )
 
 
 def _modules() -> list[str]:

@@ -33,7 +33,7 @@ class _Streamed:
 async def execute(command: str, runtime: ToolRuntime, timeout_s: float | None = None) -> str:
     """Run a shell command in the sandbox and return its exit code, stdout and stderr.
 
-    The working directory is /workspace. Files stay between commands; there is no network. Programs started in the
+    The working directory is /workspace. Files stay between commands. There is no network, or only what this sandbox was given. Programs started in the
     background with & keep running. A command over its time limit (timeout_s, in seconds) is killed.
     """
     try:

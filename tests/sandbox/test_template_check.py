@@ -98,6 +98,16 @@ async def test_an_image_whose_library_is_cut_short_is_refused(docker):
         assert "cannot import the modules" in await refusal(docker, image=name)
 
 
+async def test_an_image_from_which_the_machine_cannot_be_dialled_is_refused(docker):
+    """Red when only Python is tried: gVisor needs to be told that sockets of the machine may be used.
+
+    An interpreter whose sockets do not connect stands for a runtime that does not let them.
+    """
+    mute = "#!/usr/bin/bash\nexec /usr/bin/python3 -I -S -c 'import socket, sys\nclass Mute(socket.socket):\n def connect(self, _): raise OSError\nsocket.socket = Mute; exec(sys.argv[1])' \"$4\"\n"
+    async with image(docker, base=IMAGE, **{"usr/local/sbin/python3": mute}) as name:
+        assert '"--host-uds=open"' in await refusal(docker, image=name)
+
+
 async def test_an_image_that_cannot_be_had_is_refused(docker):
     name = f"localhost:1/sandfleet-test-{uuid.uuid4().hex[:8]}"
     assert f"the engine has no image {name} and cannot pull it" in await refusal(docker, image=name)
