@@ -1,7 +1,5 @@
 """Cancelling: in the queue, in a stream, in a sandbox, twice and too late."""
 
-import asyncio
-
 import pytest
 from langgraph_sdk.errors import NotFoundError
 
@@ -124,19 +122,3 @@ async def test_a_client_that_leaves_for_good_takes_the_run_with_it_if_asked(clie
         return await status_of(client, thread["thread_id"], created[0]["run_id"]) == "interrupted"
 
     await eventually(interrupted, what="the run's end after its client left")
-
-
-async def test_many_runs_are_cancelled_at_once(client):
-    """Red when cancels wait for each other."""
-    threads = await asyncio.gather(*(client.threads.create() for _ in range(10)))
-    runs = await asyncio.gather(
-        *(client.runs.create(t["thread_id"], "slow", input={"seconds": 120}) for t in threads)
-    )
-    await asyncio.gather(
-        *(
-            client.runs.cancel(t["thread_id"], r["run_id"], wait=True)
-            for t, r in zip(threads, runs, strict=True)
-        )
-    )
-    for thread, run in zip(threads, runs, strict=True):
-        assert await status_of(client, thread["thread_id"], run["run_id"]) == "interrupted"
