@@ -90,3 +90,25 @@ async def test_a_run_goes_on_after_an_interrupt_with_the_files_of_its_sandbox(cl
     assert (await client.threads.get(thread["thread_id"]))["status"] == "interrupted"
     values = await client.runs.wait(thread["thread_id"], "sandboxed", input=None)
     assert "kept\n1" in values["results"][1]
+
+
+async def test_a_caller_may_ask_for_a_template_that_the_graph_offers(client):
+    """Red when sandfleet.toml does not reach the executors or the host, or the wish does not reach the sandbox."""
+    for wish, mebibytes in ((None, "512"), ("small", "128")):
+        config = {"configurable": {} if wish is None else {"sandbox_template": wish}}
+        script = "free -m | awk '/Mem/ {print \"total\", $2}'"
+        values = await client.runs.wait(None, "sandboxed", input={"commands": [script]}, config=config)
+        assert f"total {mebibytes}" in values["results"][0]
+
+
+async def test_a_template_that_is_not_offered_ends_the_run_before_its_graph_starts(client):
+    """Red when a wish is taken as it comes, or is ignored: a caller could open networks, or think that one is open."""
+    thread = await client.threads.create()
+    config = {"configurable": {"sandbox_template": "closed"}}
+    run = await client.runs.create(
+        thread["thread_id"], "sandboxed", input={"commands": ["true"]}, config=config
+    )
+    await client.runs.join(thread["thread_id"], run["run_id"])
+    assert (await client.runs.get(thread["thread_id"], run["run_id"]))["status"] == "error"
+    state = await client.threads.get_state(thread["thread_id"])
+    assert "results" not in (state["values"] or {})
