@@ -29,6 +29,7 @@ def chat_model(scripted_name: str) -> BaseChatModel:
             "to the base URL of an OpenAI-compatible server such as http://127.0.0.1:8000/v1."
         )
     from langchain_openai import ChatOpenAI
+    from openai import DefaultAioHttpClient
 
     return ChatOpenAI(
         model=scripted_name,
@@ -37,6 +38,8 @@ def chat_model(scripted_name: str) -> BaseChatModel:
         streaming=True,
         use_responses_api=False,
         max_retries=_MAX_RETRIES,
+        # aiohttp takes half the CPU of the default transport, which is most of what a short call costs.
+        http_async_client=DefaultAioHttpClient(),
         # A timer per chunk costs more than the chunk; the run's own timeout bounds a stalled stream.
         stream_chunk_timeout=None,
     )

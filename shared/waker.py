@@ -1,8 +1,14 @@
-"""Waking executors after a commit: a ring at once, permits gathered into batches. Both may fail without harm."""
+"""Waking executors after a commit: a ring at once, and permits for the runs that nobody has taken a moment later.
+
+A ring reaches whoever has a free slot within a millisecond, so a permit is for a run that has to wait. All of it may
+fail without harm: executors look for ready runs on their own, only later.
+"""
 
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from redis.asyncio import Redis
 
@@ -11,26 +17,39 @@ from sandfleet.shared.rings import ring
 from sandfleet.shared.store.ready import ReadyRuns
 
 _log = logging.getLogger(__name__)
-_GATHER_S = 0.02  # a batch of ten costs an SQS call as much as one permit
+_HOLD_S = 0.2
+"""How long permits are held back. An idle executor has claimed long before; a run that waits loses nothing by it."""
+
+CountReady = Callable[[str, int], Awaitable[int]]
+"""How many runs of a pool are ready and taken by nobody, counted up to a limit."""
 
 
 class Waker:
-    """Wakes executors of the pools that got ready runs. One per event loop."""
+    """Wakes executors of the pools that got ready runs. One per event loop.
 
-    def __init__(self, redis: "Redis", permits: Permits) -> None:
+    ``count_ready`` looks into PostgreSQL before permits are sent; with None each ready run gets its permit.
+    """
+
+    def __init__(self, redis: "Redis", permits: Permits, count_ready: CountReady | None = None) -> None:
         self._redis = redis
         self._permits = permits
+        self._count_ready = count_ready
         self._rings: Counter[str] = Counter()
         self._sends: Counter[str] = Counter()
-        self._task: asyncio.Task[None] | None = None
+        self._at_once = asyncio.Event()
+        self._ringing: asyncio.Task[None] | None = None
+        self._sending: asyncio.Task[None] | None = None
 
     def wake(self, pool: str, count: int = 1) -> None:
         """Note that ``count`` runs of a pool are ready. Never blocks and never fails."""
-        if count > 0:
-            self._rings[pool] += count
-            self._sends[pool] += count
-            if self._task is None or self._task.done():
-                self._task = asyncio.get_running_loop().create_task(self._work())
+        if count <= 0:
+            return
+        self._rings[pool] += count
+        self._sends[pool] += count
+        if self._ringing is None or self._ringing.done():
+            self._ringing = asyncio.get_running_loop().create_task(self._ring())
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.get_running_loop().create_task(self._send())
 
     def wake_all(self, ready: ReadyRuns) -> None:
         """Wake for all pools of a terminal transaction's report."""
@@ -38,24 +57,38 @@ class Waker:
             self.wake(pool, count)
 
     async def flush(self) -> None:
-        """Wait until all that was noted is sent or given up. A Lambda does so before it answers: it is frozen after."""
-        while self._task is not None and not self._task.done():
-            await asyncio.shield(self._task)
+        """Wait until all that was noted is sent or given up, without holding anything back. A Lambda does so before it
+        answers: it is frozen after."""
+        while tasks := [t for t in (self._ringing, self._sending) if t is not None and not t.done()]:
+            self._at_once.set()
+            await asyncio.wait(tasks)
+        self._at_once.clear()
 
-    async def _work(self) -> None:
-        while self._rings or self._sends:
-            if self._rings:
-                rings, self._rings = dict(self._rings), Counter()
-                try:
-                    await ring(self._redis, rings)
-                except Exception as error:
-                    _log.warning("ring failed: %s", type(error).__name__)
-                continue
-            await asyncio.sleep(_GATHER_S)
-            if self._rings:
-                continue
-            sends, self._sends = dict(self._sends), Counter()
+    async def _ring(self) -> None:
+        while self._rings:
+            rings, self._rings = dict(self._rings), Counter()
             try:
-                await asyncio.gather(*(self._permits.send(pool, count) for pool, count in sends.items()))
+                await ring(self._redis, rings)
             except Exception as error:
-                _log.warning("permits not sent: %s", type(error).__name__)
+                _log.warning("ring failed: %s", type(error).__name__)
+                self._at_once.set()  # permits are all that is left
+
+    async def _send(self) -> None:
+        while self._sends:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_HOLD_S):
+                    await self._at_once.wait()
+            self._at_once.clear()
+            sends, self._sends = dict(self._sends), Counter()
+            for outcome in await asyncio.gather(
+                *(self._send_permits(pool, count) for pool, count in sends.items()), return_exceptions=True
+            ):
+                if isinstance(outcome, Exception):
+                    _log.warning("permits not sent: %s", type(outcome).__name__)
+
+    async def _send_permits(self, pool: str, count: int) -> None:
+        if self._count_ready is not None and self._permits.has_queue(pool):
+            with suppress(Exception):  # it cannot be asked: rather a permit too many
+                count = await self._count_ready(pool, count)
+        if count:
+            await self._permits.send(pool, count)

@@ -16,7 +16,7 @@ from sandfleet.fleet.executor.control import Executor
 from sandfleet.fleet.executor.quarantine import FLAG, when_parent_ends
 from sandfleet.fleet.graphs.loading import load_graphs
 from sandfleet.fleet.graphs.project import apply_environment, read_project
-from sandfleet.shared import logs
+from sandfleet.shared import garbage, logs
 from sandfleet.shared.errors import GraphLoadError, SandfleetError
 from sandfleet.shared.settings import settings
 from sandfleet.shared.templates import read_templates
@@ -35,6 +35,7 @@ async def _serve() -> None:
     templates.check_graphs(project.graphs)
     suspects = sys.argv[2] if sys.argv[1:2] == [FLAG] else None
     executor = Executor(configured, load_graphs(project), templates, suspects=suspects)
+    garbage.settle()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, executor.drain)

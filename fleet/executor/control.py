@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 import psycopg
 from redis.asyncio import Redis
@@ -22,8 +23,9 @@ from sandfleet.shared.ids import Fence
 from sandfleet.shared.permits import Permits
 from sandfleet.shared.rings import ring, wait_for_ring
 from sandfleet.shared.settings import Settings
-from sandfleet.shared.store.claims import advance_clock, claim, give_back_lost
+from sandfleet.shared.store.claims import advance_clocks, claim, give_back_lost
 from sandfleet.shared.store.ended import EndedRun
+from sandfleet.shared.store.ready import count_ready
 from sandfleet.shared.store.sweep import LIMITS, sweep_as_configured
 from sandfleet.shared.streams.announce import announce_ends
 from sandfleet.shared.templates import Templates
@@ -35,8 +37,8 @@ _log = logging.getLogger(__name__)
 _STARVATION_GUARD = 8
 """Every eighth claim takes the class that has waited longest, so that interactive runs never starve batch runs."""
 
+_CLOCK_GATHER_S = 0.02
 _RING_BLOCK_S = 5
-_REDIS_LIMIT_S = 5.0
 _ORDERS_EVERY_S = 1.0
 _HEARTBEAT_EVERY_S = 3.0
 _NEXT_SUSPECT_S = 0.25
@@ -71,6 +73,9 @@ class Executor:
         self._busy_at = time.monotonic()
         self._claim_now = asyncio.Event()
         self._claims = 0
+        self._was_full = False  # at the last claim: runs may be ready that found no slot
+        self._clocks: dict[int, int] = {}
+        self._advancing: asyncio.Task[None] | None = None
         self._claim_in_doubt_until = 0.0
         self._claiming: asyncio.Task[bool] | None = None
         self._draining = asyncio.Event()
@@ -80,10 +85,11 @@ class Executor:
         self._graphs_run.set()
         self._our_turn = asyncio.Event()  # to sweep; cleared when it is done
         self._loop = asyncio.get_running_loop()
-        self._redis = Redis.from_url(settings.redis_url, socket_timeout=_REDIS_LIMIT_S)
-        self._ring_redis = Redis.from_url(settings.redis_url, socket_timeout=_RING_BLOCK_S + _REDIS_LIMIT_S)
+        # No socket_timeout: on Python 3.11 it may swallow a cancellation. Each call has a limit of its own.
+        self._redis = Redis.from_url(settings.redis_url)
+        self._ring_redis = Redis.from_url(settings.redis_url)
         self._permits = Permits(settings)
-        self._waker = Waker(self._redis, self._permits)
+        self._waker = Waker(self._redis, self._permits, self._count_ready)
         self._claimer = Session(settings.database_url, "sandfleet-claims", settings.lease_s)
         self._chores = Session(settings.database_url, "sandfleet-sweep", 30.0, LIMITS)
         self._quarantine = Quarantine(settings, self._chores)
@@ -199,13 +205,14 @@ class Executor:
                     self._claiming = asyncio.create_task(self._claim(free))
                     if not await asyncio.shield(self._claiming):
                         break
+                self._was_full = free <= 0
             except (psycopg.Error, OSError, TimeoutError) as error:
                 _log.warning("claiming failed: %s", type(error).__name__)
                 # It may have been carried out, or be so yet by a server that was frozen.
                 self._claim_in_doubt_until = time.monotonic() + self._settings.lease_s
                 await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
                 self._claim_now.set()
-            self._settle_permits()
+            self._keeper.settle_soon()
 
     async def _claim(self, free: int) -> bool:
         """Claim once; true if there may be more to claim."""
@@ -228,8 +235,9 @@ class Executor:
             )
             for run in claimed:
                 self._held.add(run, sent + settings.lease_s)
-            if claimed:
-                await advance_clock(connection, settings.pool, claimed)
+                self._clocks[run.run_class] = max(run.vtime, self._clocks.get(run.run_class, 0))
+        if self._clocks and (self._advancing is None or self._advancing.done()):
+            self._advancing = self._spawn(self._advance_clocks())
         return len(claimed) == (1 if longest else free)
 
     async def _ask_for_the_next_suspect(self) -> None:
@@ -262,8 +270,20 @@ class Executor:
         """Return when no graph holds the graphs' loop: what is claimed before that would only wait."""
         await self._graphs_run.wait()
 
-    def _settle_permits(self) -> None:
-        self._spawn(self._keeper.settle())
+    async def _advance_clocks(self) -> None:
+        """Move the virtual clocks to what was claimed. A run that becomes ready meanwhile may start a claim or two
+        earlier than its turn, no more."""
+        await asyncio.sleep(_CLOCK_GATHER_S)
+        clocks, self._clocks = self._clocks, {}
+        try:
+            async with self._claimer.connection() as connection:
+                await advance_clocks(connection, self._settings.pool, clocks)
+        except (psycopg.Error, OSError, TimeoutError) as error:  # the next claim moves them further
+            _log.warning("advancing the clocks failed: %s", type(error).__name__)
+
+    async def _count_ready(self, pool: str, limit: int) -> int:
+        async with self._claimer.connection() as connection:
+            return await count_ready(connection, pool, limit)
 
     # --- chores ------------------------------------------------------------------------------------------------
 
@@ -344,9 +364,9 @@ class Executor:
 
     def _on_free(self) -> None:
         self._slot_free.set()
-        if not self._draining.is_set():
+        if self._was_full and not self._draining.is_set():
             self._claim_now.set()
-        self._settle_permits()
+        self._keeper.settle_soon()
 
     async def _drain(self) -> None:
         """After the claiming loops have been ended."""
@@ -386,10 +406,11 @@ class Executor:
         async with self._chores.connection() as connection:
             await sign_off(connection, self._id)
 
-    def _spawn(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task
 
 
 async def _in_time(step: Awaitable[object]) -> None:

@@ -17,6 +17,7 @@ from langgraph.types import StateSnapshot
 from psycopg_pool import PoolTimeout
 
 from sandfleet.fleet.executor.fenced_writer import FencedWriter
+from sandfleet.fleet.executor.finisher import Finisher
 from sandfleet.fleet.executor.intercept_tools import LEDGER_KEY, current_ledger
 from sandfleet.fleet.executor.lease import Lease
 from sandfleet.fleet.executor.ledger_links import LedgerLinks
@@ -42,7 +43,7 @@ from sandfleet.shared.errors import SandboxError, SandfleetError
 from sandfleet.shared.json_text import to_json
 from sandfleet.shared.sandbox_token import sign
 from sandfleet.shared.settings import Settings
-from sandfleet.shared.store.claims import ClaimedRun, Ending, at, finish
+from sandfleet.shared.store.claims import ClaimedRun, Ending, at
 from sandfleet.shared.store.ready import ReadyRuns
 from sandfleet.shared.templates import CONFIG_KEY, TemplateRefused, Templates
 
@@ -83,6 +84,7 @@ class Services:
     settings: Settings
     graphs: dict[str, Graph]
     pool: Pool
+    finisher: Finisher
     writer: FencedWriter
     publisher: Publisher
     placement: Placement
@@ -398,8 +400,7 @@ class Execution:
         ending = replace(ending, events=to_json(events).decode())
         while True:
             try:
-                async with self._services.pool.connection() as connection:
-                    mine, ready = await finish(connection, self.run.fence, ending)
+                mine, ready = await self._services.finisher.finish(self.run.fence, ending)
                 break
             except (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout):
                 if self.lease.superseded:

@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 from sandfleet.fleet.executor import intercept_tools, sync_durability
 from sandfleet.fleet.executor.execution import Ended, Execution, Services, Stop
 from sandfleet.fleet.executor.fenced_writer import FencedWriter
+from sandfleet.fleet.executor.finisher import Finisher
 from sandfleet.fleet.executor.lease import Lease
 from sandfleet.fleet.executor.ledger_links import LedgerLinks
 from sandfleet.fleet.executor.loop_watch import LoopWatch
@@ -50,6 +51,7 @@ class GraphThread:
         self._stopping = False
         self._executions: dict[Fence, Execution] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._redis: Redis
         self._services: Services
 
     def start(self) -> None:
@@ -106,12 +108,14 @@ class GraphThread:
         await pool.open()
         writer = FencedWriter(settings.database_url)
         await writer.start()
-        publisher = Publisher(writer, Redis.from_url(settings.redis_url), pool, settings)
+        self._redis = Redis.from_url(settings.redis_url)
+        publisher = Publisher(writer, self._redis, pool, settings)
         await publisher.start()
         self._services = Services(
             settings,
             self._graphs,
             pool,
+            Finisher(pool),
             writer,
             publisher,
             Placement(settings, pool, self._templates),
@@ -126,6 +130,7 @@ class GraphThread:
         await self._services.ledger_links.aclose()
         await self._services.publisher.aclose()
         await self._services.writer.stop()
+        await self._redis.aclose()
         await self._services.placement.aclose()
         await self._services.pool.close()
 

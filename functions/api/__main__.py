@@ -8,7 +8,7 @@ import uvicorn
 
 from sandfleet.functions.api.app import create_app
 from sandfleet.functions.api.resources import Resources
-from sandfleet.shared import logs
+from sandfleet.shared import garbage, logs
 from sandfleet.shared.settings import settings
 
 _DRAIN_S = 10  # for requests that are about to be answered; streams close at once
@@ -53,6 +53,7 @@ def main() -> None:
         timeout_graceful_shutdown=_DRAIN_S,
         timeout_keep_alive=75,  # above the usual 60 s of load balancers, which must be the first to close
     )
+    garbage.settle()
     logging.getLogger("uvicorn.error").addFilter(_CutsAreMeant())
     _Server(config, app.state.resources).run()
 

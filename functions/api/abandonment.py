@@ -16,6 +16,7 @@ from sandfleet.shared.ids import RunKey
 
 _log = logging.getLogger(__name__)
 _SHORTEST_PAUSE_S = 0.1
+_REDIS_LIMIT_S = 1.0
 
 
 class Watcher:
@@ -41,7 +42,8 @@ class Watcher:
     async def _keep_marking(self) -> None:
         while True:
             try:
-                await self._resources.redis.set(self._name, self._mark, px=int(self._pause_s * 6000))
+                async with asyncio.timeout(_REDIS_LIMIT_S):
+                    await self._resources.redis.set(self._name, self._mark, px=int(self._pause_s * 6000))
             except Exception as error:
                 _log.warning("watched run not marked: %s", type(error).__name__)
             await asyncio.sleep(self._pause_s)
@@ -49,7 +51,9 @@ class Watcher:
     async def _cancel_if_alone(self) -> None:
         await asyncio.sleep(self._pause_s * 3)
         try:
-            if await self._resources.redis.get(self._name) in (None, self._mark):
+            async with asyncio.timeout(_REDIS_LIMIT_S):
+                last = await self._resources.redis.get(self._name)
+            if last in (None, self._mark):
                 await cancel_run(self._resources, self._key, "interrupt")
         except NotFound:
             pass  # it was over before

@@ -13,6 +13,8 @@ from sandfleet.shared.cancel_keys import set_cancel
 from sandfleet.shared.db.pool import open_pool
 from sandfleet.shared.permits import Permits
 from sandfleet.shared.settings import Settings
+from sandfleet.shared.store.ready import count_ready
+from sandfleet.shared.store.submission import Submitter
 from sandfleet.shared.streams.hub import Hub
 from sandfleet.shared.waker import Waker
 
@@ -40,6 +42,7 @@ class Resources:
             limit_s=_ANSWER_S,
             name="sandfleet-api",
         )
+        self.submitter = Submitter(self.pool)
         self.permits = Permits(settings)
         self.known_assistants = KnownAssistants(self.pool)
         self.closing = asyncio.Event()
@@ -55,16 +58,17 @@ class Resources:
         async with self._opening:
             if self._is_open:
                 return
+            # No socket_timeout: on Python 3.11 it may swallow a cancellation. Callers limit their calls instead.
             self.redis = Redis.from_pool(
                 BlockingConnectionPool.from_url(
                     self.settings.redis_url,
                     max_connections=4,
                     timeout=1.0,
-                    socket_timeout=1.0,
                     socket_connect_timeout=1.0,
                 )
             )
-            self.waker = Waker(self.redis, self.permits)
+            # A Lambda is frozen when it has answered: it cannot see a moment later who took the run.
+            self.waker = Waker(self.redis, self.permits, None if self.buffered else self._count_ready)
             self.hub = Hub(self.settings.redis_url, self.pool)
             await self.pool.open()
             self.hub.start()
@@ -94,6 +98,10 @@ class Resources:
         await self.waker.flush()
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _count_ready(self, pool: str, limit: int) -> int:
+        async with self.pool.connection() as connection:
+            return await count_ready(connection, pool, limit)
 
     def signal_cancel(self, run_id: UUID, action: str) -> None:
         """Tell the executor of a run that its end was asked for. It may be lost: the request itself is in PostgreSQL."""

@@ -19,7 +19,7 @@ from sandfleet.shared.ids import Owner, RunKey, new_id
 from sandfleet.shared.json_text import to_json
 from sandfleet.shared.store import runs
 from sandfleet.shared.store.assistants import Runnable
-from sandfleet.shared.store.submission import Accepted, Submission, submit, submit_on
+from sandfleet.shared.store.submission import Accepted, Submission, submit_on
 from sandfleet.shared.streams.announce import announce_ends
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}", re.ASCII)
@@ -173,7 +173,7 @@ def _checkpoint(body: RunBody, thread: UUID) -> dict[str, Any] | None:
 
 async def create(request: Request, planned: Plan) -> Created:
     """Submit one run and wake whoever has to know. Raises what `submission.submit_on` raises."""
-    accepted = await submit(resources(request).pool, planned.submission)
+    accepted = await resources(request).submitter.submit(planned.submission)
     return _accepted(request, planned, accepted)
 
 

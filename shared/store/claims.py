@@ -3,13 +3,13 @@
 Every statement names (run, attempt), never the owner: by owner, a claim whose reply was lost would live for ever.
 """
 
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 from uuid import UUID
 
+import orjson
 from psycopg import AsyncConnection
 
 from sandfleet.shared.fault_points import reach
@@ -79,11 +79,8 @@ async def claim(
     return [ClaimedRun(Fence(RunKey(row[0], row[1], row[2]), row[3]), *row[4:]) for row in rows]
 
 
-async def advance_clock(connection: Connection, pool: str, claimed: Iterable[ClaimedRun]) -> None:
-    """Move the virtual clock of each class to the start times just claimed; never back."""
-    newest: dict[int, int] = {}
-    for run in claimed:
-        newest[run.run_class] = max(run.vtime, newest.get(run.run_class, 0))
+async def advance_clocks(connection: Connection, pool: str, newest: Mapping[int, int]) -> None:
+    """Move the virtual clocks of a pool to the start times just claimed, ``{class: vtime}``; never back."""
     for run_class, vtime in newest.items():
         await connection.execute(
             "update vclock set v = %s where pool = %s and class = %s and v < %s",
@@ -163,36 +160,78 @@ class Ending:
     first_output_at: datetime | None = None
 
 
+_FINISH = """
+select f.n, r.outcome, r.ready_pool, r.ready_count
+from (select * from json_to_recordset(%s::json) each (
+         n int, tenant text, user_id text, run_id uuid, attempt int, status text, error text, output text, partial text,
+         thread_status text, interrupts text, events text, prepared_at timestamptz, first_model_request_at timestamptz,
+         first_output_at timestamptz)
+       order by tenant, user_id, run_id) f,  -- runs are locked in the order of their keys, as everywhere
+  lateral finish_run(f.tenant, f.user_id, f.run_id, f.attempt, f.status, f.error::json, f.output::json, f.partial::json,
+       f.thread_status, f.interrupts::json, f.events::json, %s, f.prepared_at, f.first_model_request_at,
+       f.first_output_at) r
+"""
+
+
 async def finish(connection: Connection, fence: Fence, ending: Ending) -> tuple[bool, ReadyRuns]:
     """The terminal transaction. Returns whether the run ended by this attempt (now, or before, when the reply of an
     earlier call was lost) and which pools got ready runs through it."""
+    if not ending.rollback:
+        return (await finish_together(connection, [(fence, ending)]))[0]
     reach("finish.before")
-    # The function holds the tenant's lock until its transaction ends. A statement on its own ends it in the server; a
-    # block would hold it over two more round trips of a busy process, and serialise the tenant's runs behind them.
-    async with connection.transaction() if ending.rollback else nullcontext():
-        cursor = await connection.execute(
-            """select * from finish_run(%s, %s, %s, %s, %s, %s::json, %s::json, %s::json, %s, %s::json, %s::json, %s, %s, %s, %s)""",
-            (
-                *fence.key,
-                fence.attempt,
-                ending.status,
-                ending.error,
-                ending.output,
-                ending.partial,
-                ending.thread_status,
-                ending.interrupts,
-                ending.events,
-                TEMPORARY_KEEP_S,
-                ending.prepared_at,
-                ending.first_model_request_at,
-                ending.first_output_at,
-            ),
-        )
-        rows = await cursor.fetchall()
-        if rows[0][0] == "done" and ending.rollback:
+    async with connection.transaction():
+        mine, ready = (await _finish(connection, [(fence, ending)]))[0]
+        if mine:
             await connection.execute("select erase_run(%s, %s, %s)", fence.key)
     reach("finish.committed")
-    return rows[0][0] != "superseded", ready_by_pool((row[1], row[2]) for row in rows)
+    return mine, ready
+
+
+async def finish_together(
+    connection: Connection, endings: Sequence[tuple[Fence, Ending]]
+) -> list[tuple[bool, ReadyRuns]]:
+    """Several terminal transactions in one; the answers are in the order of ``endings``, as `finish` gives them.
+
+    Give it runs of one tenant only, since it holds the tenant's row until it commits, and none that is rolled back.
+    """
+    # The tenant's lock is held until the transaction ends. A statement on its own ends it in the server; a block would
+    # hold it over two more round trips of a busy process, and serialise the tenant's runs behind them.
+    reach("finish.before")
+    answers = await _finish(connection, endings)
+    reach("finish.committed")
+    return answers
+
+
+async def _finish(
+    connection: Connection, endings: Sequence[tuple[Fence, Ending]]
+) -> list[tuple[bool, ReadyRuns]]:
+    rows = [
+        {
+            "n": n,
+            "tenant": fence.key.tenant,
+            "user_id": fence.key.user_id,
+            "run_id": fence.key.run_id,
+            "attempt": fence.attempt,
+            "status": ending.status,
+            "error": ending.error,
+            "output": ending.output,
+            "partial": ending.partial,
+            "thread_status": ending.thread_status,
+            "interrupts": ending.interrupts,
+            "events": ending.events,
+            "prepared_at": ending.prepared_at,
+            "first_model_request_at": ending.first_model_request_at,
+            "first_output_at": ending.first_output_at,
+        }
+        for n, (fence, ending) in enumerate(endings)
+    ]
+    cursor = await connection.execute(_FINISH, (orjson.dumps(rows).decode(), TEMPORARY_KEEP_S))
+    outcomes: list[list[Any]] = [[] for _ in endings]
+    for n, *row in await cursor.fetchall():
+        outcomes[n].append(row)
+    return [
+        (found[0][0] != "superseded", ready_by_pool((row[1], row[2]) for row in found)) for found in outcomes
+    ]
 
 
 async def end_attempt(

@@ -1,6 +1,9 @@
-"""How the terminal transactions report which pools got ready runs when a thread or slot was passed on."""
+"""Ready runs: which pools got some when a thread or slot was passed on, and how many nobody has taken."""
 
 from collections.abc import Iterable
+from typing import Any
+
+from psycopg import AsyncConnection
 
 ReadyRuns = dict[str, int]
 """Runs that became ready, by pool: as many executors should be woken."""
@@ -13,3 +16,14 @@ def ready_by_pool(rows: Iterable[tuple[str | None, int]]) -> ReadyRuns:
         if pool is not None:
             ready[pool] = ready.get(pool, 0) + count
     return ready
+
+
+async def count_ready(connection: AsyncConnection[Any], pool: str, limit: int) -> int:
+    """How many runs of a pool wait for an executor, counted up to ``limit``."""
+    cursor = await connection.execute(
+        "select count(*) from (select 1 from runs where status = 'pending' and gate is null and pool = %s limit %s) r",
+        (pool, limit),
+    )
+    row = await cursor.fetchone()
+    assert row is not None
+    return int(row[0])

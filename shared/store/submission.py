@@ -1,15 +1,18 @@
 """Accepting a run: one transaction, after which it can no longer be lost."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+import orjson
 from psycopg import AsyncConnection
 
+from sandfleet.shared.db.group_commit import GroupCommit
 from sandfleet.shared.db.pool import Pool
-from sandfleet.shared.errors import Conflict, NotFound, TooManyRequests
+from sandfleet.shared.errors import Conflict, NotFound, SandfleetError, TooManyRequests
 from sandfleet.shared.fault_points import reach
 from sandfleet.shared.ids import RunKey
 from sandfleet.shared.store.cancellation import TEMPORARY_KEEP_S, CancelAction
@@ -18,6 +21,9 @@ from sandfleet.shared.store.ready import ReadyRuns
 
 INTERACTIVE, STANDARD, BATCH = 0, 1, 2
 """Classes of runs: a lower one is claimed first."""
+
+_LARGE = 64 * 1024
+"""Characters of a run's parameters that cost more to pack with others than their transaction costs alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,18 @@ select * from submit_run(
 """
 
 
+_SUBMIT_SEVERAL = """
+select f.n, r.* from json_to_recordset(%s::json) f (
+       n int, tenant text, user_id text, run_id uuid, thread_id uuid, create_thread boolean, temporary boolean,
+       assistant_id uuid, graph_id text, kind text, pool text, run_class smallint, strategy text, kwargs text,
+       base_metadata text, metadata text, delay_s double precision, timeout_s double precision, idempotency_key text,
+       request_hash text, parent_run uuid, keep_temporary_s double precision),
+  lateral submit_run(f.tenant, f.user_id, f.run_id, f.thread_id, f.create_thread, f.temporary, f.assistant_id, f.graph_id,
+       f.kind, f.pool, f.run_class, f.strategy, f.kwargs::json, f.base_metadata::jsonb, f.metadata::jsonb, f.delay_s,
+       f.timeout_s, f.idempotency_key, decode(f.request_hash, 'hex'), f.parent_run, f.keep_temporary_s) r
+"""
+
+
 async def submit(pool: Pool, submission: Submission) -> Accepted:
     """Accept a run. See `submit_on` for what it raises."""
     async with pool.connection() as connection:
@@ -87,57 +105,84 @@ async def submit(pool: Pool, submission: Submission) -> Accepted:
     return accepted
 
 
-async def submit_on(connection: AsyncConnection[Any], s: Submission) -> Accepted:
+async def submit_on(connection: AsyncConnection[Any], submission: Submission) -> Accepted:
     """Accept a run on a connection of the caller's, whose transaction may hold several.
 
     Raises NotFound (no such thread or parent), Conflict (the thread is busy and the strategy is ``reject``, the parent is
     over, or the idempotency key was used for another body) and TooManyRequests (the tenant's queue is full).
     """
     cursor = await connection.execute(
-        _SUBMIT,
-        {
-            "tenant": s.key.tenant,
-            "user_id": s.key.user_id,
-            "run_id": s.key.run_id,
-            "thread_id": s.thread_id,
-            "create_thread": s.create_thread,
-            "temporary": s.temporary,
-            "assistant_id": s.assistant_id,
-            "graph_id": s.graph_id,
-            "kind": s.kind,
-            "pool": s.pool,
-            "run_class": s.run_class,
-            "strategy": s.strategy,
-            "kwargs": s.kwargs,
-            "base_metadata": s.base_metadata,
-            "metadata": s.metadata,
-            "delay_s": float(s.delay_s),
-            "timeout_s": float(s.timeout_s),
-            "idempotency_key": s.idempotency_key,
-            "request_hash": s.request_hash,
-            "parent_run": s.parent_run,
-            "keep_temporary_s": TEMPORARY_KEEP_S,
-        },
+        _SUBMIT, {**_parameters(submission), "request_hash": submission.request_hash}
     )
     row = await cursor.fetchone()
     assert row is not None
+    answer = _answer(row)
+    if isinstance(answer, SandfleetError):
+        raise answer
+    return answer
+
+
+async def submit_together(
+    connection: AsyncConnection[Any], submissions: Sequence[Submission]
+) -> list[Accepted | SandfleetError]:
+    """Accept runs of one tenant in one transaction, each for itself: the answers are in their order, and what `submit_on`
+    raises for a run is its answer. None of them may interrupt others, whose rows would be locked in any order."""
+    rows = [
+        {
+            "n": n,
+            **_parameters(s),
+            "request_hash": s.request_hash.hex() if s.request_hash is not None else None,
+        }
+        for n, s in enumerate(submissions)
+    ]
+    cursor = await connection.execute(_SUBMIT_SEVERAL, (orjson.dumps(rows).decode(),))
+    answers = {n: _answer(row) for n, *row in await cursor.fetchall()}
+    return [answers[n] for n in range(len(submissions))]
+
+
+def _parameters(s: Submission) -> dict[str, Any]:
+    return {
+        "tenant": s.key.tenant,
+        "user_id": s.key.user_id,
+        "run_id": s.key.run_id,
+        "thread_id": s.thread_id,
+        "create_thread": s.create_thread,
+        "temporary": s.temporary,
+        "assistant_id": s.assistant_id,
+        "graph_id": s.graph_id,
+        "kind": s.kind,
+        "pool": s.pool,
+        "run_class": s.run_class,
+        "strategy": s.strategy,
+        "kwargs": s.kwargs,
+        "base_metadata": s.base_metadata,
+        "metadata": s.metadata,
+        "delay_s": float(s.delay_s),
+        "timeout_s": float(s.timeout_s),
+        "idempotency_key": s.idempotency_key,
+        "parent_run": s.parent_run,
+        "keep_temporary_s": TEMPORARY_KEEP_S,
+    }
+
+
+def _answer(row: Sequence[Any]) -> Accepted | SandfleetError:
     outcome, run_id, thread_id, gate, created_at, metadata, stop, actions, woken, ended, attempts = row
     if outcome == "no_thread":
-        raise NotFound("Thread or assistant not found.")
+        return NotFound("Thread or assistant not found.")
     if outcome == "no_parent":
-        raise NotFound("The run that X-Parent-Run-Id names was not found.")
+        return NotFound("The run that X-Parent-Run-Id names was not found.")
     if outcome == "parent_ended":
-        raise Conflict(
+        return Conflict(
             "The parent run has ended, is being cancelled, or would be interrupted by this run: it gets no more children."
         )
     if outcome == "busy":
-        raise Conflict(
+        return Conflict(
             "The thread is busy with another run. Wait for it, cancel it, or use multitask_strategy 'enqueue'."
         )
     if outcome == "queue_full":
-        raise TooManyRequests("Too many runs of this tenant are waiting. Try again later.", retry_after_s=5)
+        return TooManyRequests("Too many runs of this tenant are waiting. Try again later.", retry_after_s=5)
     if outcome == "key_reused":
-        raise Conflict(
+        return Conflict(
             "This Idempotency-Key was used for a different request. Use a new key for a new request."
         )
     return Accepted(
@@ -151,3 +196,29 @@ async def submit_on(connection: AsyncConnection[Any], s: Submission) -> Accepted
         Counter(woken or ()),
         [EndedRun(*each, None) for each in zip(ended or (), attempts or (), strict=True)],
     )
+
+
+class Submitter:
+    """Accepts runs, those of one tenant that come at the same time in one transaction. One per event loop."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._together = GroupCommit(self._submit)
+
+    async def submit(self, submission: Submission) -> Accepted:
+        """Accept a run. Raises what `submit_on` raises."""
+        if submission.strategy in ("interrupt", "rollback") or len(submission.kwargs) > _LARGE:
+            return await submit(self._pool, submission)
+        answer = await self._together.do(submission.key.tenant, submission)
+        if isinstance(answer, SandfleetError):
+            raise answer
+        return answer
+
+    async def _submit(self, submissions: Sequence[Submission]) -> Sequence[Accepted | SandfleetError]:
+        async with self._pool.connection() as connection:
+            if len(submissions) > 1:
+                answers = await submit_together(connection, submissions)
+            else:
+                answers = [await submit_on(connection, submissions[0])]
+        reach("submit.committed")
+        return answers

@@ -95,13 +95,17 @@ async def create(
 ) -> Thread:
     """Make a thread. Raises Conflict when the id is taken unless ``return_existing``, which returns the old one."""
     async with pool.connection() as connection:
-        cursor = await connection.execute(
-            """insert into threads (tenant, user_id, thread_id, metadata) values (%s, %s, %s, %s::jsonb)
-               on conflict do nothing returning 1""",
+        cursor = connection.cursor(row_factory=class_row(Thread))
+        await cursor.execute(
+            f"""insert into threads as t (tenant, user_id, thread_id, metadata) values (%s, %s, %s, %s::jsonb)
+                on conflict do nothing returning {_COLUMNS}""",
             (*owner, thread_id, metadata),
         )
-        if not await cursor.fetchone() and not return_existing:
-            raise Conflict("A thread with this id exists already. Use another id, or if_exists 'do_nothing'.")
+        made = await cursor.fetchone()
+    if made is not None:
+        return made
+    if not return_existing:
+        raise Conflict("A thread with this id exists already. Use another id, or if_exists 'do_nothing'.")
     return await get(pool, owner, thread_id)
 
 

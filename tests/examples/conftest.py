@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
+import openai
 import pytest
 
 from sandfleet.loadtest.provider.server import Provider
@@ -22,7 +23,17 @@ async def provider(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Provider]:
     port = server.sockets[0].getsockname()[1]
     monkeypatch.delenv("SANDFLEET_MODEL", raising=False)
     monkeypatch.setenv("SANDFLEET_PROVIDER_URL", f"http://127.0.0.1:{port}/v1")
+    clients: list[openai.DefaultAioHttpClient] = []  # an executor keeps them for as long as it lives
+    original = openai.DefaultAioHttpClient
+
+    def open_client() -> openai.DefaultAioHttpClient:
+        clients.append(original())
+        return clients[-1]
+
+    monkeypatch.setattr(openai, "DefaultAioHttpClient", open_client)
     yield provider
+    for client in clients:
+        await client.aclose()
     server.close()
     for connection in list(provider.connections):
         connection.close()

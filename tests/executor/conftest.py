@@ -14,6 +14,7 @@ from langgraph.pregel import Pregel
 from sandfleet.fleet.executor import sync_durability
 from sandfleet.fleet.executor.execution import Execution, Services
 from sandfleet.fleet.executor.fenced_writer import FencedWriter
+from sandfleet.fleet.executor.finisher import Finisher
 from sandfleet.fleet.executor.lease import Lease
 from sandfleet.fleet.executor.ledger_links import LedgerLinks
 from sandfleet.fleet.executor.placement import Placement
@@ -70,6 +71,7 @@ class Executor:
             self.world.settings.model_copy(update={"host_secret": "of these tests"}),
             {run.graph_id: Given(graph)},  # type: ignore[dict-item]
             self.world.pool,
+            Finisher(self.world.pool),
             self.writer,
             self.publisher,
             self.placement,

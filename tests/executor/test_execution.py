@@ -12,13 +12,13 @@ from langgraph.graph import END, START, StateGraph
 from sandfleet.fleet.executor import execution as execution_module
 from sandfleet.fleet.executor.fenced_rows import SnapshotRow
 from sandfleet.fleet.executor.fenced_writer import FencedWriter
+from sandfleet.fleet.executor.finisher import Finisher
 from sandfleet.fleet.executor.publisher import Publisher, RunStream
 from sandfleet.fleet.executor.run_request import build_config
 from sandfleet.fleet.sandbox.errors import OperationRefused, StaleAttempt
 from sandfleet.fleet.sandbox.run_sandbox import current_sandbox
 from sandfleet.shared.errors import SandfleetError, Superseded
 from sandfleet.shared.ids import Fence, Owner
-from sandfleet.shared.store.claims import finish
 from tests.executor.conftest import Executor, open_executor
 from tests.streams.wire import open_wire
 from tests.waiting import eventually
@@ -76,7 +76,7 @@ async def test_the_end_of_a_run_waits_for_its_states(
     writer = SlowStates(executor.world.database_url)
     await writer.start()
     executor.writer = writer
-    drain = RunStream.drain
+    drain, finish = RunStream.drain, Finisher.finish
 
     async def drained(stream: RunStream) -> None:
         await drain(stream)
@@ -88,7 +88,7 @@ async def test_the_end_of_a_run_waits_for_its_states(
 
     unwritten: list[int] = []
     monkeypatch.setattr(RunStream, "drain", drained)
-    monkeypatch.setattr(execution_module, "finish", finishing)
+    monkeypatch.setattr(Finisher, "finish", finishing)
     execution = await executor.claim(graph_of(step, steps=3), stream_mode=["updates"])
     await execution.execute()
     await writer.stop()

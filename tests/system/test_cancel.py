@@ -56,7 +56,7 @@ async def test_what_a_model_had_written_is_kept_when_the_run_is_cancelled(client
         on_run_created=created.append,
     ):
         tokens += event.event == "messages"
-        if tokens == 5:
+        if event.event == "messages" and tokens == 5:
             await client.runs.cancel(thread["thread_id"], created[0]["run_id"])
     ((partial,),) = await query("select partial from runs where run_id = %s", created[0]["run_id"])
     assert partial[0]["content"].startswith("w0 w1")

@@ -3,13 +3,15 @@
 import asyncio
 import signal
 import textwrap
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import psycopg
 import pytest
 from langgraph_sdk import get_client
 from redis.asyncio import Redis
 
+from sandfleet.shared.ids import Owner
+from sandfleet.shared.store.api_keys import create_key
 from tests.fixtures_stack import start_stack
 from tests.projects.basic.counter import expected_digest
 from tests.waiting import eventually
@@ -306,13 +308,30 @@ async def test_a_row_that_somebody_holds_costs_no_other_run_its_lease(stack, cli
     assert [a for (a,) in attempts[:3]] == [1, 1, 1]
 
 
-async def test_an_exhausted_pool_costs_no_lease(stack, client, query):
-    """Red when renewals wait for a connection of the pool that the graphs use."""
+@pytest.fixture
+async def tenants(stack):
+    """Clients of thirty tenants."""
+    async with AsyncExitStack() as clients:
+        async with await psycopg.AsyncConnection.connect(
+            stack.info.database_url, autocommit=True
+        ) as connection:
+            keys = [await create_key(connection, Owner(f"tenant-{n}", "u"), "test") for n in range(30)]
+        yield [
+            await clients.enter_async_context(get_client(url=stack.info.api_url, api_key=key)) for key in keys
+        ]
+
+
+async def test_an_exhausted_pool_costs_no_lease(stack, client, tenants, query):
+    """Red when renewals wait for a connection of the pool that the graphs use. One tenant could not exhaust it: the ends
+    of its runs share a connection."""
     thread = await client.threads.create()
     long = await client.runs.create(thread["thread_id"], "slow", input={"seconds": 600, "piece_ms": 100})
-    threads = [await client.threads.create() for _ in range(30)]
+    threads = [await tenant.threads.create() for tenant in tenants]
     runs = await asyncio.gather(
-        *(client.runs.create(t["thread_id"], "slow", input={"seconds": 2}) for t in threads)
+        *(
+            tenant.runs.create(thread["thread_id"], "slow", input={"seconds": 5})
+            for tenant, thread in zip(tenants, threads, strict=True)
+        )
     )
     ids = [run["run_id"] for run in (long, *runs)]
     running = "select 1 from runs where run_id = any(%s::uuid[]) and status = 'running' having count(*) = %s"

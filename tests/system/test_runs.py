@@ -251,8 +251,7 @@ async def test_a_graph_that_blocks_the_loop_cannot_hold_its_run(client, query, s
     over = tmp_path / "over"
     run = await client.runs.create(thread["thread_id"], "blocking", input={"until": str(over)})
     try:
-        claimed = "select 1 from runs where run_id = %s and status = 'running'"
-        await eventually(lambda: query(claimed, run["run_id"]), what="the claim")
+        await eventually(over.with_name(over.name + ".begun").exists, what="the block")
         await client.runs.cancel(thread["thread_id"], run["run_id"], wait=True)
         assert (await client.runs.get(thread["thread_id"], run["run_id"]))["status"] == "interrupted"
         assert await query("select attempt from runs where run_id = %s", run["run_id"]) == [(2,)]

@@ -1,4 +1,5 @@
-"""A badly written graph: ``time.sleep`` in an async node holds the event loop until the file ``until`` exists."""
+"""A badly written graph: ``time.sleep`` in an async node holds the event loop until the file ``until`` exists. It makes
+the file ``until`` + ``.begun`` when it begins."""
 
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ class State(TypedDict, total=False):
 
 
 async def block(state: State) -> State:
+    Path(state["until"] + ".begun").touch()
     while not Path(state["until"]).exists():
         time.sleep(0.05)
     return {"blocked": True}

@@ -1,0 +1,89 @@
+"""What an executor does with its slots when nobody tells it anything: no ring and no permit."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import LiteralString
+from unittest.mock import patch
+
+from redis.asyncio import Redis
+
+from sandfleet.fleet.executor import control
+from sandfleet.fleet.executor.control import Executor
+from sandfleet.fleet.graphs.loading import Graph
+from sandfleet.shared.db.pool import Pool
+from sandfleet.shared.ids import new_id
+from sandfleet.shared.settings import Settings
+from sandfleet.shared.store.submission import submit
+from sandfleet.shared.templates import read_templates
+from tests.executor.test_execution import graph_of, step
+from tests.gates.test_gates import pool, submission
+from tests.waiting import eventually
+
+__all__ = ["pool"]
+
+
+@asynccontextmanager
+async def executing(database: str, redis_url: str, slots: int) -> AsyncIterator[Executor]:
+    """An executor of this process, which has no queue and tops none up."""
+    async with Redis.from_url(redis_url) as redis:
+        await redis.flushdb()  # an executor that leaves rings
+    settings = Settings(database_url=database, redis_url=redis_url, slots=slots, drain_grace_s=0.0)
+    made = Executor(settings, {"g": Graph("g", graph_of(step))}, read_templates(settings))
+    with patch.object(control, "TOP_UP_EVERY_S", 3600.0):
+        running = asyncio.create_task(made.run())
+        try:
+            yield made
+        finally:
+            made.drain()
+            await running
+
+
+async def submit_some(pool: Pool) -> None:
+    """Five runs, of which nobody is told."""
+    for _ in range(5):
+        await submit(pool, replace(submission("flood", new_id()), kwargs='{"input": {}}'))
+
+
+async def number(pool: Pool, query: LiteralString) -> int:
+    async with pool.connection() as connection:
+        cursor = await connection.execute(query)
+        row = await cursor.fetchone()
+    return int(row[0]) if row is not None else 0
+
+
+async def all_ended(pool: Pool) -> bool:
+    return await number(pool, "select count(*) from runs where status = 'success'") == 5
+
+
+async def moved_to(pool: Pool, vtime: int) -> bool:
+    return await number(pool, "select max(v) from vclock") == vtime
+
+
+async def test_a_slot_that_frees_takes_a_run_that_had_found_none(
+    pool: Pool, database: str, redis_url: str
+) -> None:
+    """Red when an executor that was full forgets that there may have been more: nobody would tell it again."""
+    await submit_some(pool)
+    async with executing(database, redis_url, slots=2):
+        await eventually(lambda: all_ended(pool), what="the runs' end")
+
+
+async def test_an_executor_with_room_does_not_ask_again_when_a_run_ends(
+    pool: Pool, database: str, redis_url: str
+) -> None:
+    """It has seen that nothing was ready, and what comes rings. Red when each end of a run costs a claim."""
+    await submit_some(pool)
+    async with executing(database, redis_url, slots=20) as executor:
+        await eventually(lambda: all_ended(pool), what="the runs' end")
+        await eventually(lambda: not len(executor._held), what="free slots")
+    assert executor._claims == 1
+
+
+async def test_virtual_time_moves_on_with_what_is_claimed(pool: Pool, database: str, redis_url: str) -> None:
+    """Red when the clock stands still: a tenant that comes later would be served before all that wait already."""
+    await submit_some(pool)
+    newest = await number(pool, "select max(vtime) from runs")
+    async with executing(database, redis_url, slots=2):
+        await eventually(lambda: moved_to(pool, newest), what="the clock's way")
