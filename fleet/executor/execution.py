@@ -194,8 +194,6 @@ class Execution:
             async with graph.open(config) as compiled:
                 if run.kind == "update_state":
                     return await self._update_state(compiled, config)
-                if run.resumes:
-                    await self._show_head(compiled)
                 self._prepared = time.monotonic()
                 try:
                     await self._stream(compiled, config, stream)
@@ -300,22 +298,6 @@ class Execution:
                 await asyncio.wait([self._snapshot])
             await self._services.writer.write(self.run.fence, rows)
         return state
-
-    async def _show_head(self, graph: Pregel[Any, Any, Any, Any]) -> None:
-        """Keep the state that this attempt goes on from for readers, if the one before died between its checkpoint and that.
-        Nobody else could, should this attempt die as well: who ends a run from outside has no graph."""
-        with suppress(
-            Exception
-        ):  # a courtesy; what keeps it from being done, keeps the graph from its first step, too
-            async with self._services.pool.connection() as connection:
-                cursor = await connection.execute(
-                    """select 1 from state_snapshots where tenant = %s and user_id = %s and thread_id = %s and ns = ''
-                       and checkpoint_id = %s""",
-                    (*self.run.fence.key.owner, str(self.run.thread_id), self._head_id),
-                )
-                if await cursor.fetchone():
-                    return
-            await self._head_state(graph)
 
     async def _update_state(self, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig) -> Ending:
         kwargs = self.run.kwargs

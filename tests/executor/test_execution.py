@@ -268,12 +268,16 @@ async def test_runs_that_are_claimed_together_begin_one_after_the_other(
 async def test_a_successor_shows_the_state_that_its_predecessor_did_not_come_to_show(
     executor: Executor,
 ) -> None:
-    """Red when readers see a state that is a checkpoint old for as long as the run's executors die: those who end it have
-    no graph to make the state with."""
+    """Red when an attempt does not keep the state that it goes on from: readers would see one that is a checkpoint old for as
+    long as the run's executors die, and those who end it have no graph to make the state with."""
     shown: list[int] = []
+
+    async def some() -> bool:
+        return (await executor.stored(key))[2] > 0
 
     async def node(state: State) -> State:
         if state.get("done"):
+            await eventually(some, what="the state that this attempt goes on from")
             shown.append((await executor.stored(key))[2])
             raise SandfleetError("This attempt is lost.")
         return await step(state)
@@ -293,3 +297,22 @@ async def test_a_successor_shows_the_state_that_its_predecessor_did_not_come_to_
     await second.execute()
     assert second.run.resumes
     assert shown[1:] == [1]
+
+
+async def test_a_successor_goes_on_from_the_checkpoint_and_not_from_the_input(executor: Executor) -> None:
+    """Red when the input is given again: what it adds to the state would be there twice."""
+    seen: list[list[int]] = []
+
+    async def node(state: State) -> State:
+        seen.append(state["done"])
+        if len(seen) == 2:
+            raise SandfleetError("This attempt is lost.")
+        return await step(state)
+
+    graph = graph_of(node, steps=3)
+    first = await executor.claim(graph, input={"done": [7]})
+    await first.execute()
+    second = await executor.claim_again(first, graph)
+    await second.execute()
+    assert seen == [[7], [7, 2], [7, 2]]
+    assert (await executor.stored(second.run.fence.key))[0] == "success"
