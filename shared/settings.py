@@ -112,7 +112,9 @@ class Settings(BaseSettings):
         3600.0, gt=0, description="Hard timeout of a run, counted from its first start."
     )
     poison_limit: int = Field(
-        5, ge=1, description="Executor deaths in a row without a new checkpoint that end a run."
+        5,
+        ge=1,
+        description="Executor deaths in a row without a new checkpoint that end a run, the last of them alone.",
     )
     drain_grace_s: float = Field(
         10.0, ge=0, description="How long an executor lets runs finish after SIGTERM."
