@@ -91,7 +91,7 @@ def network_traces(docker_host: str) -> set[str]:
     traces = {f"bridge {name}" for name in firewall.bridges() if name not in owned}
     namespaces = Path("/run/netns")
     if namespaces.is_dir():
-        traces |= {f"namespace {p.name}" for p in namespaces.glob(f"sft{os.getpid():x}*")}
+        traces |= {f"namespace {p.name}" for p in namespaces.glob(f"sft*{os.getpid():x}*")}
     if os.geteuid() == 0 and not _others_here() and asyncio.run(firewall.installed()):
         traces.add("rules of the firewall")
     return traces

@@ -51,7 +51,7 @@ def ip(*arguments: str) -> str:
 @asynccontextmanager
 async def internet() -> AsyncIterator[Internet]:
     """Make the namespace, start its servers, and remove both."""
-    name = f"sft{os.getpid():x}{uuid.uuid4().hex[:4]}"  # an interface has it, too, of 15 characters at most
+    name = f"sfti{os.getpid():x}-{uuid.uuid4().hex[:3]}"  # an interface has it, too, of 15 characters at most
     with _alone(), _namespace(name):
         server = await asyncio.create_subprocess_exec(
             "ip", "netns", "exec", name, sys.executable, str(_SERVER), "serve", stdout=asyncio.subprocess.PIPE
@@ -69,6 +69,8 @@ async def internet() -> AsyncIterator[Internet]:
 def _alone() -> Iterator[None]:
     with _LOCK.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in Path("/run/netns").glob("sfti*-*"):  # by a session that was killed: no other has the lock
+            ip("netns", "del", left.name)
         yield
 
 
