@@ -2,19 +2,21 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import add
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
 from langgraph.graph import END, START, StateGraph
+from langgraph.types import Command
 
 from sandfleet.fleet.executor import execution as execution_module
 from sandfleet.fleet.executor.fenced_rows import SnapshotRow
 from sandfleet.fleet.executor.fenced_writer import FencedWriter
 from sandfleet.fleet.executor.finisher import Finisher
 from sandfleet.fleet.executor.publisher import Publisher, RunStream
-from sandfleet.fleet.executor.run_request import build_config
+from sandfleet.fleet.executor.run_request import build_config, build_input
 from sandfleet.fleet.sandbox.errors import OperationRefused, StaleAttempt
 from sandfleet.fleet.sandbox.run_sandbox import current_sandbox
 from sandfleet.shared.errors import SandfleetError, Superseded
@@ -300,7 +302,8 @@ async def test_a_successor_shows_the_state_that_its_predecessor_did_not_come_to_
 
 
 async def test_a_successor_goes_on_from_the_checkpoint_and_not_from_the_input(executor: Executor) -> None:
-    """Red when the input is given again: what it adds to the state would be there twice."""
+    """What the input adds to the state is there once. LangGraph itself sees to it by the run's id in the metadata; red when
+    that is not given to it, and the input is given again."""
     seen: list[list[int]] = []
 
     async def node(state: State) -> State:
@@ -316,3 +319,10 @@ async def test_a_successor_goes_on_from_the_checkpoint_and_not_from_the_input(ex
     await second.execute()
     assert seen == [[7], [7, 2], [7, 2]]
     assert (await executor.stored(second.run.fence.key))[0] == "success"
+
+
+async def test_a_successor_gives_no_command_again(executor: Executor) -> None:
+    """LangGraph would carry it out once more. Red when an attempt that goes on from a checkpoint gives it one."""
+    run = replace((await executor.claim(graph_of(step))).run, kwargs={"command": {"goto": "node"}})
+    assert build_input(run) == Command(goto="node")
+    assert build_input(replace(run, resumes=True)) is None
