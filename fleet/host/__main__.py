@@ -1,10 +1,12 @@
-"""The sandbox host daemon: ``python -m sandfleet.fleet.host``. Ends with 0 on SIGTERM, after removing all sandboxes."""
+"""The sandbox host daemon: ``python -m sandfleet.fleet.host``. Ends with 0 on SIGTERM, after removing all sandboxes.
+
+On SIGHUP it ends at once and leaves them to the next one, which adopts them; so it is after a crash.
+"""
 
 import asyncio
 import fcntl
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -24,6 +26,7 @@ from sandfleet.fleet.host.docker_backend import DockerBackend
 from sandfleet.fleet.host.heartbeat import Heartbeat, HostAbout
 from sandfleet.fleet.host.registry import Registry
 from sandfleet.fleet.host.snapshots import Snapshots
+from sandfleet.fleet.host.state import StateFolder
 from sandfleet.fleet.host.warm import Refill
 from sandfleet.shared import logs
 from sandfleet.shared.errors import SandfleetError
@@ -42,7 +45,7 @@ def make_backend(config: Settings, templates: Templates, instance: str) -> Backe
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[Path]:
-    """Own ``folder``, private to this user, for as long as this lasts; yields an empty folder for sandboxes in it."""
+    """Own ``folder``, private to this user, for as long as this lasts; yields the folder for sandboxes in it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
     with (folder / "lock").open("w") as lock:
@@ -51,8 +54,7 @@ def _alone(folder: Path) -> Iterator[Path]:
         except BlockingIOError:
             raise SandfleetError(f"Another sandbox host works in {folder}; set SANDFLEET_HOST_DIR.") from None
         sandboxes = folder / "sandboxes"
-        shutil.rmtree(sandboxes, ignore_errors=True)
-        sandboxes.mkdir()
+        sandboxes.mkdir(exist_ok=True)
         yield sandboxes
 
 
@@ -100,8 +102,10 @@ async def serve(config: Settings, instance: str) -> None:
             "SANDFLEET_HOST_SECRET is empty: set the same key for executors and sandbox hosts."
         )
     stop = asyncio.Event()
+    leave = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, leave.set)
     with _alone(config.host_dir.absolute()) as folder:
         templates = read_templates(config)
         backend = make_backend(config, templates, instance)
@@ -114,18 +118,24 @@ async def serve(config: Settings, instance: str) -> None:
                 folder,
                 agent,
                 templates,
+                state=StateFolder(folder.parent / "state"),
                 capacity=Capacity.of_host(config),
                 snapshots=snapshots,
                 refill=Refill(config.warm_refill_per_s, config.warm_age_s),
             )
-            await _serve(config, instance, registry, backend.name, stop)
+            await _serve(config, instance, registry, backend.name, (stop, leave))
         finally:
             await backend.close()
 
 
 async def _serve(
-    config: Settings, instance: str, registry: Registry, backend: str, stop: asyncio.Event
+    config: Settings,
+    instance: str,
+    registry: Registry,
+    backend: str,
+    signals: tuple[asyncio.Event, asyncio.Event],
 ) -> None:
+    leave = signals[1]
     clock = DatabaseClock()
     listener, remote = _listen(config)
     host = HostAbout(
@@ -156,9 +166,10 @@ async def _serve(
         if listener is not None:
             await web.SockSite(runner, listener).start()
         logger.info("sandbox host is ready", extra={**about, "room": registry.room()})
-        stopped = asyncio.create_task(stop.wait())
-        await asyncio.wait([stopped, *loops], return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
+        stopped = [asyncio.create_task(event.wait()) for event in signals]
+        await asyncio.wait([*stopped, *loops], return_when=asyncio.FIRST_COMPLETED)
+        for waiting in stopped:
+            waiting.cancel()
         for loop in loops:
             if loop.done():
                 loop.result()  # only a fault of ours ends it
@@ -167,6 +178,10 @@ async def _serve(
             loop.cancel()
         await asyncio.gather(*loops, return_exceptions=True)
         config.host_socket.unlink(missing_ok=True)
+        if leave.is_set():
+            await registry.leave()
+            logger.info("sandbox host has left its sandboxes to the next one")
+            os._exit(0)  # connections break as they are: what is under way goes on, and is followed again
         await runner.cleanup()
         await registry.close()
         await heartbeat.deregister()

@@ -20,6 +20,7 @@ from sandfleet.fleet.host.capacity import Capacity
 from sandfleet.fleet.host.kill_times import agent_files
 from sandfleet.fleet.host.registry import Registry
 from sandfleet.fleet.host.snapshots import Snapshots
+from sandfleet.fleet.host.state import StateFolder
 from sandfleet.fleet.host.warm import Refill
 from sandfleet.shared.ids import Fence, RunKey
 from sandfleet.shared.settings import settings
@@ -50,6 +51,7 @@ async def _measure(backend: Backend, root: Path, agent: AgentFiles, at_once: int
         folder,
         agent,
         templates,
+        state=StateFolder(root / "state"),
         capacity=Capacity.of((default,) * (at_once + warm)),
         snapshots=Snapshots(settings().model_copy(update={"snapshot_bucket": ""}), root / "snapshots"),
         refill=Refill(1000.0, 3600.0),

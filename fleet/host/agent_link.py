@@ -1,6 +1,7 @@
 """The host's end of the connection to an agent. Every byte that comes in is taken for hostile."""
 
 import asyncio
+import hmac
 import json
 import socket
 from collections import deque
@@ -163,31 +164,44 @@ class AgentLink:
         return self._reason is None and not self._ended
 
     @classmethod
-    async def accept(cls, listener: socket.socket) -> "AgentLink":
+    async def accept(
+        cls,
+        listener: socket.socket,
+        secret: str | None = None,
+        *,
+        patience_s: float = 0.0,
+        again: bool = False,
+    ) -> "AgentLink":
         """Take the first connection on ``listener``, and hear its hello. ProtocolError if that is none.
 
-        The caller bounds the time and closes the listener.
+        The agent is told a ``secret``, and to wait ``patience_s`` for a host that went away; one that comes ``again``
+        must know the secret. The caller bounds the time and closes the listener.
         """
         connection, _ = await asyncio.get_running_loop().sock_accept(listener)
         reader, writer = await asyncio.open_unix_connection(sock=connection, limit=wire.MAX_BODY)
         link = cls(reader, writer)
         try:
-            await link._hello()
+            await link._hello(secret, patience_s, again=again)
         except BaseException:
             writer.transport.abort()
             raise
         return link
 
-    async def _hello(self) -> None:
+    async def _hello(self, secret: str | None, patience_s: float, *, again: bool) -> None:
         try:
             header = await self._reader.readexactly(wire.HEADER.size)
             length, kind, op = wire.HEADER.unpack(header)
             if kind != wire.HELLO or op != 0 or length > MAX_RESULT_BYTES:
                 raise ProtocolError("no hello")
-            self.version = results.hello(await self._reader.readexactly(length))
+            self.version, said = results.hello(await self._reader.readexactly(length))
+            if again and (
+                said is None or secret is None or not hmac.compare_digest(said.encode(), secret.encode())
+            ):
+                raise ProtocolError("a stranger")
         except (OSError, asyncio.IncompleteReadError) as error:
             raise ProtocolError("the agent hung up") from error
-        self.post(wire.HELLO, 0, json.dumps({"protocol": self.version}).encode())
+        answer = {"protocol": self.version, "patience_s": patience_s, "secret": secret}
+        self.post(wire.HELLO, 0, json.dumps(answer).encode())
 
     async def serve(self) -> str:
         """Receive until the connection ends or breaks; return why, in words for the user.
@@ -247,6 +261,10 @@ class AgentLink:
             operation.kill()
             raise
         return operation
+
+    def forget(self, what: dict[str, Any]) -> None:
+        """Let the agent forget a command by its ``name``, or those of attempts ``before`` one; what runs is killed."""
+        self.post(wire.FORGET, 0, json.dumps(what).encode())
 
     def post(self, kind: int, op: int, body: bytes = b"") -> None:
         """Send a small frame without waiting; an agent that stopped reading is broken."""

@@ -75,6 +75,8 @@ class Backend(Protocol):
     """Starts and ends isolated processes whose PID 1 is the agent. Handles are opaque to the caller."""
 
     name: str
+    patience_s: float
+    """How long sandboxes outlive this process, waiting for the next one to adopt them; 0: they end with it."""
     refused: dict[str, str]
     """Templates that sandboxes cannot be made of here, and why, in words; known once it is open."""
 
@@ -89,6 +91,9 @@ class Backend(Protocol):
 
     async def create(self, launch: Launch) -> str:
         """Start a sandbox and return its handle; nothing is left when it raises."""
+
+    async def adopt(self, launch: Launch, handle: str) -> bool:
+        """Know a sandbox again that an earlier life of this process has started; false if it does not run."""
 
     async def freeze(self, handle: str) -> bool:
         """Stop everything in the sandbox until ``thaw``; false if that failed."""

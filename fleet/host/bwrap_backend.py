@@ -42,6 +42,7 @@ class BwrapBackend:
     """Processes with own pid, network, ipc and mount namespaces. Memory is limited per process, not per sandbox."""
 
     name = "bwrap"
+    patience_s = 0.0
 
     def __init__(self, templates: Templates) -> None:
         self.refused: dict[str, str] = {}
@@ -112,6 +113,9 @@ class BwrapBackend:
             await self.destroy(launch.sandbox_id)
             raise
         return launch.sandbox_id
+
+    async def adopt(self, launch: Launch, handle: str) -> bool:
+        return False
 
     async def freeze(self, handle: str) -> bool:
         return self._signal_agent(handle, signal.SIGSTOP)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
 from aiohttp import WSMsgType, web
-from pydantic import Base64Bytes, Field, TypeAdapter, ValidationError
+from pydantic import Base64Bytes, Field, StringConstraints, TypeAdapter, ValidationError
 
 from sandfleet.fleet.host.agent_link import Operation
 from sandfleet.fleet.host.asked import Argument, Body, TerminalSize, sandbox_of
@@ -20,6 +20,7 @@ from sandfleet.shared.templates import Template
 _MAX_MESSAGE_BYTES = 1024 * 1024  # of a websocket
 _HEARTBEAT_S = 20.0  # a client that is gone without a word is noticed after about one and a half of these
 _FIRST_MESSAGE_S = 10.0
+Name = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+$")]
 STDOUT, STDERR = b"\x01", b"\x02"  # first byte of a binary message to the client
 
 
@@ -41,11 +42,28 @@ class CommandRequest(Body):
         return spec if self.pty is None else {**spec, "pty": self.pty.model_dump()}
 
 
+class Offsets(Body):
+    """Bytes of each stream that the caller has."""
+
+    stdout: int = Field(ge=0, le=2**53)
+    stderr: int = Field(ge=0, le=2**53)
+
+
 class ExecRequest(CommandRequest):
-    """A command with all of its input."""
+    """A command with all of its input. By its ``name`` it can be followed again after the host was away."""
 
     stdin: Base64Bytes | None = None
     timeout_s: float | None = Field(None, gt=0)
+    name: Name | None = None
+    resume: Offsets | None = None
+
+    def spec(self) -> dict[str, Any]:
+        spec = super().spec()
+        if self.name is not None:
+            spec["name"] = self.name
+        if self.resume is not None:
+            spec["resume"] = self.resume.model_dump()
+        return spec
 
 
 class AttachRequest(CommandRequest):

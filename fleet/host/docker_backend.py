@@ -22,6 +22,7 @@ from sandfleet.fleet.host.engine import Engine, EngineError
 from sandfleet.fleet.host.freezer import Freezer
 from sandfleet.fleet.host.networks import NetworkRefused, Networks
 from sandfleet.fleet.host.template_check import refusals
+from sandfleet.fleet.sandbox_agent import wire
 from sandfleet.shared.errors import SandfleetError
 from sandfleet.shared.ids import RunKey
 from sandfleet.shared.settings import Settings
@@ -49,6 +50,7 @@ class DockerBackend:
     """Containers without network, capabilities, writable root or log, one per sandbox."""
 
     name = "docker"
+    patience_s = wire.RESUME_S
 
     def __init__(self, settings: Settings, templates: Templates, instance: str) -> None:
         self.refused: dict[str, str] = {}
@@ -130,16 +132,29 @@ class DockerBackend:
                     await self._networks.remove(network)
             raise
         handle = str(made["Id"])
-        self._made[handle] = template
-        if template.network == "egress":
-            self._network_of[handle] = network
+        self._know(launch, handle)
         return handle
+
+    def _know(self, launch: Launch, handle: str) -> None:
+        self._made[handle] = launch.template
+        if launch.template.network == "egress":
+            self._network_of[handle] = _name(launch.sandbox_id, None)
+
+    async def adopt(self, launch: Launch, handle: str) -> bool:
+        try:
+            found = await self._engine.call("GET", f"/containers/{handle}/json")
+        except EngineError:
+            return False
+        if not found["State"]["Running"] or found["Config"]["Labels"].get(SANDBOX_LABEL) != launch.sandbox_id:
+            return False
+        self._know(launch, handle)
+        return True
 
     def _container(self, launch: Launch, uid: int, shown: dict[str, str]) -> dict[str, Any]:
         limits = launch.template
         mount = f"rw,nosuid,nodev,uid={uid},gid={uid},mode=0700"
         host: dict[str, Any] = {
-            "AutoRemove": True,  # the agent ends when its host dies, and then nothing is left
+            "AutoRemove": True,  # the agent ends when its host stays away, and then nothing is left
             "NetworkMode": "none",
             "ReadonlyRootfs": True,
             "Binds": [

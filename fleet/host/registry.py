@@ -3,16 +3,19 @@
 import asyncio
 import itertools
 import logging
+import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from sandfleet.fleet.host.agent_files import AgentFiles
-from sandfleet.fleet.host.backend import Backend
+from sandfleet.fleet.host.backend import Backend, Launch
 from sandfleet.fleet.host.capacity import Capacity
+from sandfleet.fleet.host.clock import DatabaseClock
 from sandfleet.fleet.host.sandbox import Sandbox
 from sandfleet.fleet.host.snapshots import Snapshots
+from sandfleet.fleet.host.state import Kept, StateFolder
 from sandfleet.fleet.host.warm import Refill, WarmPool
 from sandfleet.fleet.sandbox.errors import (
     HostUnavailable,
@@ -77,6 +80,7 @@ class Registry:
         agent: AgentFiles,
         templates: Templates,
         *,
+        state: StateFolder,
         capacity: Capacity,
         refill: Refill,
         snapshots: Snapshots,
@@ -90,6 +94,7 @@ class Registry:
         self._agent = agent
         self._backend = backend
         self._folder = folder
+        self._state = state
         self._templates = templates.templates
         self.snapshots = snapshots
         self._sandboxes: dict[RunKey, Sandbox] = {}
@@ -125,6 +130,7 @@ class Registry:
             seen.attempt = fence.attempt
             if sandbox := self._sandboxes.get(fence.key):
                 sandbox.supersede(fence.attempt)
+                self._keep(fence.key, sandbox)
 
     def find(self, fence: Fence) -> Sandbox:
         """The run's sandbox. SandboxLost, once per attempt, if it ended by itself; NoSandbox if there is none."""
@@ -215,10 +221,50 @@ class Registry:
         finally:
             del self._creating[key]
         self._sandboxes[key] = sandbox
+        self._keep(key, sandbox)
         spent_ms = round((time.monotonic() - start) * 1000)
         about = {"sandbox": sandbox.id, "run": str(key.run_id), "ms": spent_ms, "warm": warm is not None}
         logger.info("sandbox created", extra=about)
         return sandbox
+
+    def _keep(self, key: RunKey, sandbox: Sandbox) -> None:
+        """Note what the next life of this host has to know of it."""
+        if self._backend.patience_s > 0:
+            self._state.save(
+                Kept(
+                    sandbox.id,
+                    key.tenant,
+                    key.user_id,
+                    str(key.run_id),
+                    self._seen[key].attempt if key in self._seen else 0,
+                    sandbox.template.name,
+                    sandbox.handle,
+                    sandbox.secret,
+                    DatabaseClock.local() - (time.monotonic() - sandbox.born),
+                )
+            )
+
+    async def _adopt(self, kept: Kept) -> None:
+        """Take over a sandbox of an earlier life of this host, or note that it is lost."""
+        key = kept.key
+        seen = self._seen.setdefault(key, _Seen())
+        seen.attempt = max(seen.attempt, kept.attempt)
+        folder = self._folder / kept.sandbox_id
+        sandbox = None
+        if (template := self._templates.get(kept.template)) and folder.is_dir():
+            launch = Launch(kept.sandbox_id, key, folder, template)
+            with suppress(SandfleetError):
+                sandbox = await Sandbox.adopt(self._backend, launch, kept.handle, kept.secret)
+        if sandbox is None:
+            self._lost[key] = _Loss("The sandbox was lost: it ended while its host was away.")
+            self._state.remove(kept.sandbox_id)
+            with suppress(SandfleetError):
+                await self._backend.destroy(kept.handle)
+            shutil.rmtree(folder, ignore_errors=True)
+            return
+        sandbox.born = time.monotonic() - (DatabaseClock.local() - kept.born_at)
+        self._sandboxes[key] = sandbox
+        self._serve_in_background(sandbox)
 
     async def _start_warm(self, template: Template) -> Sandbox:
         sandbox = await Sandbox.launch(self._backend, None, self._folder, self._agent, template)
@@ -277,6 +323,7 @@ class Registry:
 
     async def _destroy(self, sandbox: Sandbox) -> None:
         self._doomed.add(sandbox)
+        self._state.remove(sandbox.id)
         try:
             await sandbox.destroy()
         except SandfleetError as error:
@@ -312,8 +359,21 @@ class Registry:
                     self._lost.pop(key, None)
 
     async def open(self) -> None:
-        """Remove what an earlier life of this instance left."""
+        """Adopt the sandboxes that an earlier life of this host left, and remove the rest of it."""
+        left = self._state.load()
+        known = {kept.sandbox_id for kept in left}
+        for path in self._folder.iterdir():
+            if path.name not in known:
+                shutil.rmtree(path, ignore_errors=True)
+        await asyncio.gather(*(self._adopt(kept) for kept in left))
+        if left:
+            logger.info("adopted sandboxes", extra={"count": len(self._sandboxes), "lost": len(self._lost)})
         await self._sweep()
+
+    async def leave(self) -> None:
+        """Go without the sandboxes of runs: the next life of this host adopts them if it comes soon."""
+        self.draining = True
+        await self.warm.close()
 
     async def _save(self, key: RunKey) -> None:
         try:

@@ -85,13 +85,18 @@ def lines(of: Asked, content: bytes) -> list[dict[str, Any]]:
     return [_checked(_parsed(line), _LINES[of]) for line in every]
 
 
-def hello(body: bytes) -> int:
-    """The newest version of the protocol that both sides speak; ProtocolError if there is none."""
-    found = _checked(_parsed(body), {"newest": int, "oldest": int})
+def hello(body: bytes) -> tuple[int, str | None]:
+    """The newest version of the protocol that both sides speak, and the secret of an agent that was here before.
+
+    ProtocolError if there is no version in common.
+    """
+    parsed = _parsed(body)
+    found = _checked(parsed, {"newest": int, "oldest": int})
     version = min(found["newest"], wire.NEWEST)
     if version < max(found["oldest"], wire.OLDEST):
         raise ProtocolError("no protocol version in common")
-    return int(version)
+    secret = parsed.get("secret")
+    return int(version), secret if isinstance(secret, str) else None
 
 
 def _object(body: bytes) -> dict[str, Any]:

@@ -33,6 +33,7 @@ _KILL_TIMEOUT_S = wire.KILL_AT_MOST_S + 2.0
 _SLOW_KILL_S = (
     1.5  # a kill that takes longer lacks CPU time: 200 processes die in 0.1 s where there is enough
 )
+_COME_BACK_S = 20.0  # for an agent to find a host that was started again: it looks five times a second
 _NAME_AFTER_S = 1.0  # a burst of take-overs needs the engine and the CPUs for itself
 _MAX_LINES_BYTES = 16 * 1024 * 1024
 
@@ -42,15 +43,26 @@ Event = tuple[str, bytes | dict[str, Any]]
 class Sandbox:
     """A running sandbox. Operations name the attempt that they are for; a later attempt ends those of earlier ones."""
 
-    def __init__(self, launch: Launch, backend: Backend, handle: str, link: AgentLink, proxy: Proxy) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        backend: Backend,
+        handle: str,
+        link: AgentLink,
+        *,
+        proxy: Proxy,
+        secret: str,
+    ) -> None:
         self.id = launch.sandbox_id
         self.key = launch.key
         self.template = launch.template
         self.born = time.monotonic()
         self.restored: Snapshot | None = None
         """What its workspace began with."""
+        self.secret = secret
+        """By which its agent is known again when this host was started again."""
         self._backend = backend
-        self._handle = handle
+        self.handle = handle
         self._folder = launch.folder
         self._link = link
         self._proxy = proxy
@@ -75,6 +87,7 @@ class Sandbox:
         folder.mkdir(mode=0o755, parents=True)
         handle: str | None = None
         proxy = Proxy(sandbox_id, template.domains)
+        secret = secrets.token_hex(16)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             agent.place(folder / AGENT_NAME)
@@ -82,7 +95,7 @@ class Sandbox:
             await proxy.open(folder)
             async with asyncio.timeout(_START_TIMEOUT_S):
                 handle = await backend.create(launch)
-                link = await _accept(listener, backend, handle)
+                link = await _accept(listener, backend, handle, secret)
         except BaseException as error:
             if handle is not None:
                 with contextlib.suppress(SandfleetError, OSError):
@@ -97,7 +110,35 @@ class Sandbox:
         finally:
             listener.close()
             (folder / "agent.sock").unlink(missing_ok=True)
-        return cls(launch, backend, handle, link, proxy)
+        return cls(launch, backend, handle, link, proxy=proxy, secret=secret)
+
+    @classmethod
+    async def adopt(cls, backend: Backend, launch: Launch, handle: str, secret: str) -> "Sandbox | None":
+        """Take over a sandbox that an earlier life of this host has left; None if it, or its agent, does not answer."""
+        if not await backend.adopt(launch, handle):
+            return None
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        proxy = Proxy(launch.sandbox_id, launch.template.domains)
+        link: AgentLink | None = None
+        try:
+            await proxy.open(launch.folder)
+            (launch.folder / "agent.sock").unlink(missing_ok=True)
+            _listen(listener, launch.folder)
+            async with asyncio.timeout(_COME_BACK_S):
+                while True:
+                    try:
+                        patience_s = backend.patience_s
+                        link = await AgentLink.accept(listener, secret, patience_s=patience_s, again=True)
+                    except ProtocolError:  # anything in the sandbox may dial; only its agent knows the secret
+                        continue
+                    return cls(launch, backend, handle, link, proxy=proxy, secret=secret)
+        except (TimeoutError, OSError):
+            return None
+        finally:
+            if link is None:
+                await proxy.close()
+            listener.close()
+            (launch.folder / "agent.sock").unlink(missing_ok=True)
 
     @property
     def alive(self) -> bool:
@@ -106,11 +147,11 @@ class Sandbox:
 
     async def freeze(self) -> bool:
         """Stop everything in it until ``thaw``; false if that failed. For one that belongs to nobody yet."""
-        return await self._backend.freeze(self._handle)
+        return await self._backend.freeze(self.handle)
 
     async def thaw(self) -> bool:
         """Let it go on; false if that failed."""
-        return await self._backend.thaw(self._handle)
+        return await self._backend.thaw(self.handle)
 
     def belong_to(self, key: RunKey) -> None:
         """It is this run's from now on, and its life begins."""
@@ -121,13 +162,13 @@ class Sandbox:
     async def _name_run(self, key: RunKey) -> None:
         await asyncio.sleep(_NAME_AFTER_S)
         if self.alive and not self._removing:
-            await self._backend.name_run(self._handle, self.id, key)
+            await self._backend.name_run(self.handle, self.id, key)
 
     async def serve(self) -> str:
         """Receive from the agent until the sandbox ends; return why it did, in words for the user."""
         reason = await self._link.serve()
         if not self._removing and reason == AgentLink.HUNG_UP:
-            reason = await self._backend.why(self._handle)
+            reason = await self._backend.why(self.handle)
         self._link.close(reason)
         return self._link.lost().message
 
@@ -140,12 +181,13 @@ class Sandbox:
         """End the sandbox and remove all of it. May raise when the engine does not answer; then call again."""
         self._removing = True
         self._link.close("it was removed")
-        await self._backend.destroy(self._handle)
+        await self._backend.destroy(self.handle)
         await self._proxy.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def supersede(self, attempt: int) -> None:
-        """Kill what still runs for attempts before this one."""
+        """Kill what still runs for attempts before this one, also what lost its caller with an earlier life of the host."""
+        self._link.forget({"before": attempt})
         for operation, owner in self._under_way.items():
             if owner < attempt:
                 self._stale.add(operation)
@@ -173,8 +215,11 @@ class Sandbox:
         """A command under way, whose events ``events`` gives; leaving early kills its process tree.
 
         ``spec`` has ``argv`` or ``shell``, ``timeout_s``, ``output_bytes``, and maybe ``cwd``, ``env``, ``stdin``
-        (whether content will be sent) and ``pty`` (rows, columns).
+        (whether content will be sent) and ``pty`` (rows, columns). One with a ``name`` outlives this host for a while,
+        and the same name with ``resume`` (bytes of ``stdout`` and ``stderr`` that are known) follows it again.
         """
+        if (name := spec.get("name")) is not None:
+            spec = {**spec, "name": f"{fence.attempt}.{name}", "attempt": fence.attempt}
         # The agent adds a marker and the end of the stream to what it cut.
         most_bytes = int(spec["output_bytes"]) + 2 * wire.TAIL
         async with self.operation(fence, wire.EXEC, spec, most_bytes) as operation:
@@ -188,6 +233,8 @@ class Sandbox:
             finally:
                 for timer in timers:
                     timer.cancel()
+                if name is not None:
+                    self._link.forget({"name": spec["name"]})
 
     async def events(self, command: Operation) -> AsyncGenerator[Event, None]:
         """``stdout`` and ``stderr`` of a command with bytes, then ``exit`` with the result."""
@@ -266,14 +313,14 @@ class Sandbox:
         """Give the sandbox a whole CPU until what is being killed has ended: to die takes CPU time too."""
         self._slow_kills += 1
         try:
-            await self._backend.lend_cpu(self._handle, lend=True)
+            await self._backend.lend_cpu(self.handle, lend=True)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_KILL_TIMEOUT_S):
                     await operation.ended.wait()
         finally:
             self._slow_kills -= 1
             if not self._slow_kills:
-                await self._backend.lend_cpu(self._handle, lend=False)
+                await self._backend.lend_cpu(self.handle, lend=False)
 
     def _overdue(self, operation: Operation) -> None:
         """The command's time limit has passed by enough for the agent's own ladder."""
@@ -314,9 +361,9 @@ class Sandbox:
         if not self._removing:
             logger.warning("killing a sandbox from outside", extra={"sandbox": self.id})
             self._link.explain(why)
-            if exhausted := await self._backend.exhausted(self._handle):
+            if exhausted := await self._backend.exhausted(self.handle):
                 self._link.explain(f"it ran out of {exhausted}, and {why}")
-            await self._backend.kill(self._handle)
+            await self._backend.kill(self.handle)
             self._link.close("it was killed")
 
 
@@ -338,10 +385,10 @@ def _listen(listener: socket.socket, folder: Path) -> None:
     listener.setblocking(False)
 
 
-async def _accept(listener: socket.socket, backend: Backend, handle: str) -> AgentLink:
+async def _accept(listener: socket.socket, backend: Backend, handle: str, secret: str) -> AgentLink:
     try:
         async with asyncio.timeout(_START_TIMEOUT_S / 2):
-            return await AgentLink.accept(listener)
+            return await AgentLink.accept(listener, secret, patience_s=backend.patience_s)
     except (ProtocolError, TimeoutError) as error:
         raise HostUnavailable(
             f"The agent did not start in its sandbox: {await backend.why(handle)}. "

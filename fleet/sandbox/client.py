@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 
 from sandfleet.fleet.sandbox.attached import AttachedCommand
-from sandfleet.fleet.sandbox.errors import HostAway, HostUnavailable, StaleAttempt, from_host
+from sandfleet.fleet.sandbox.errors import HostAway, HostBroke, HostUnavailable, StaleAttempt, from_host
 from sandfleet.shared.errors import SandboxError, SandfleetError
 from sandfleet.shared.sandbox_token import SandboxTokenInvalid
 from sandfleet.shared.templates import DEFAULT
@@ -76,7 +76,7 @@ class SandboxClient:
                 yield event
                 if event["event"] == "exit":
                     return
-        raise HostUnavailable("The sandbox host went away while the command ran.")
+        raise HostBroke("The sandbox host went away while the command ran.")
 
     async def read(self, token: str, path: str, offset: int, limit: int) -> bytes:
         """Content of a file from ``offset``, at most ``limit`` bytes."""
@@ -187,7 +187,7 @@ class SandboxClient:
                 "python -m sandfleet.fleet.host) and set SANDFLEET_HOST_SOCKET to its socket."
             ) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise HostUnavailable("The connection to the sandbox host broke.") from error
+            raise HostBroke("The connection to the sandbox host broke.") from error
 
 
 async def _failure(response: aiohttp.ClientResponse) -> SandfleetError:

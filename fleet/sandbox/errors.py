@@ -29,6 +29,10 @@ class HostAway(HostUnavailable):
     """Nobody listens at the host's address: what was asked was not sent."""
 
 
+class HostBroke(HostUnavailable):
+    """The host went away in the middle: what was asked may have been done."""
+
+
 class NoRoom(HostUnavailable):
     """The host is full."""
 

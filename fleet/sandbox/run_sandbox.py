@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from contextvars import ContextVar
@@ -11,10 +12,19 @@ from typing import Any, TypeVar
 
 from sandfleet.fleet.sandbox.attached import AttachedCommand
 from sandfleet.fleet.sandbox.client import SandboxClient
-from sandfleet.fleet.sandbox.errors import HostAway, HostUnavailable, NoRoom, NoSandbox, SandboxLost
+from sandfleet.fleet.sandbox.errors import (
+    HostAway,
+    HostBroke,
+    HostUnavailable,
+    NoRoom,
+    NoSandbox,
+    OperationRefused,
+    SandboxLost,
+)
 from sandfleet.fleet.sandbox.files import SandboxFiles
 from sandfleet.fleet.sandbox.hosts import Hosts, Placed
 from sandfleet.fleet.sandbox.processes import SandboxProcesses
+from sandfleet.fleet.sandbox_agent.wire import RESUME_S
 from sandfleet.shared.errors import SandboxError, SandfleetError
 from sandfleet.shared.ids import Fence
 from sandfleet.shared.sandbox_token import SandboxTokenExpired
@@ -114,20 +124,29 @@ class RunSandbox:
             "env": dict(env or {}),
             "timeout_s": timeout_s,
             "stdin": None if stdin is None else base64.b64encode(stdin).decode(),
+            "name": uuid.uuid4().hex,
         }
         kept: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
+        sent = False
 
         async def run(client: SandboxClient, token: str) -> dict[str, Any]:
-            async with aclosing(client.exec(token, request, timeout_s)) as events:
-                async for event in events:
-                    if event["event"] == "exit":
-                        return event
-                    kept[event["event"]].append(event["data"])
-                    if on_output is not None:
-                        on_output(event["event"], event["data"])
-            raise HostUnavailable("The sandbox host ended the command's output early.")
+            nonlocal sent
+            known = {name: sum(map(len, pieces)) for name, pieces in kept.items()}
+            asked, sent = ({**request, "resume": known} if sent else request), True
+            try:
+                async with aclosing(client.exec(token, asked, timeout_s)) as events:
+                    async for event in events:
+                        if event["event"] == "exit":
+                            return event
+                        kept[event["event"]].append(event["data"])
+                        if on_output is not None:
+                            on_output(event["event"], event["data"])
+            except (HostAway, SandboxTokenExpired):
+                sent = "resume" in asked  # it was not begun
+                raise
+            raise HostBroke("The sandbox host ended the command's output early.")
 
-        ended = await self._use(run)
+        ended = await self._followed(run)
         return ExecResult(
             exit_code=ended["exit_code"],
             signal=ended["signal"],
@@ -238,6 +257,29 @@ class RunSandbox:
                 except SandboxLost as error:
                     return error
             return _Replaced(lost, restored)
+
+    async def _followed(
+        self, run: Callable[[SandboxClient, str], Awaitable[dict[str, Any]]]
+    ) -> dict[str, Any]:
+        """A command that outlives its host: when that breaks off and comes back, the command is followed again."""
+        broke: HostBroke | None = None
+        patient_until = 0.0
+        while True:
+            try:
+                return await self._use(run)
+            except HostBroke as error:
+                broke, patient_until = error, time.monotonic() + RESUME_S
+            except HostUnavailable:  # not there yet, or not ready
+                if broke is None or time.monotonic() > patient_until:
+                    raise
+                await asyncio.sleep(_HOST_PAUSE_S)
+            except OperationRefused as error:
+                if error.code != "no_command":
+                    raise
+                raise HostBroke(
+                    "The sandbox host was away while the command ran, and the command's end is not known: it was killed, "
+                    "or had never begun. The sandbox and its files are there."
+                ) from error
 
     async def _signed(self, client: SandboxClient, call: Callable[[SandboxClient, str], Awaitable[T]]) -> T:
         patient_until = time.monotonic() + _HOST_PATIENCE_S

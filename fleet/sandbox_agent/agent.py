@@ -7,24 +7,25 @@ import json
 import os
 import selectors
 import signal
+import socket
 import struct
 import time
 
 from . import wire
 from .background import Background, process_work
-from .command import Command
+from .command import exec_command
 from .content import ReadFile, WriteFile
 from .file_work import file_work
-from .operation import BAD_REQUEST, Operation, Refused
+from .operation import BAD_REQUEST, Operation, Refused, seconds
 from .streams import Abandoned, Stream
 from .tree import kill_everything
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
     from typing import NoReturn, Protocol
 
+    from .command import Command
     from .operation import Json
 
     class Main(Protocol):
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 
 _MAX_ABANDONED = 128
+_REDIAL_EVERY_S = 0.2
 # Unread by the host. Content has windows, so only a host that asks without end and never reads gets here.
 _MAX_BACKLOG = 2 * wire.MAX_OPERATIONS * wire.WINDOW
 
@@ -45,22 +47,23 @@ class Broken(Exception):
 
 
 class Agent:
-    """Serves one host until it hangs up; then everything in the sandbox ends."""
+    """Serves one host until it is gone for longer than it has told the agent to wait; then everything ends."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, address: str) -> None:
         self.selector = selectors.DefaultSelector()
-        self.operations: dict[int, Operation] = {}
+        self.operations: dict[int, Operation] = {}  # those of a lost connection have numbers below 0
+        self.commands: dict[str, Command] = {}  # those with a name, oldest first
         self.processes: dict[int, Background] = {}
         self.last_process = 0
         self.mains: dict[int, Main] = {}
         self.abandoned: dict[Abandoned, None] = {}  # oldest first
-        self._connection = connection
-        self._decoder = wire.Decoder()
-        self._greeted = False
-        self._out = bytearray()
-        self._writing = False
-        connection.setblocking(False)
-        self.selector.register(connection, selectors.EVENT_READ, self._ready)
+        self._address = address
+        self._connection: socket.socket | None = None
+        self._patience_s = 0.0  # how long to wait for a host that went away
+        self._secret: str | None = None  # by which the host knows this agent again
+        self._gone_at = self._redial_at = 0.0
+        self._last_parked = 0
+        self._connect(connection)
         self._wake, wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self.selector.register(self._wake, selectors.EVENT_READ, self._woken)
         signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
@@ -72,15 +75,78 @@ class Agent:
         for number in (signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, signal.SIG_DFL)
 
+    def _connect(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._decoder = wire.Decoder()
+        self._greeted = False
+        self._out = bytearray()
+        self._writing = False
+        connection.setblocking(False)
+        self.selector.register(connection, selectors.EVENT_READ, self._ready)
+
+    def _hang_up(self) -> None:
+        """The host is gone. What has no name ends; the rest waits for it to come back."""
+        if self._patience_s <= 0:
+            leave(HOST_LEFT)
+        assert self._connection is not None
+        self.selector.unregister(self._connection)
+        self._connection.close()
+        self._connection = None
+        self._out.clear()
+        self._gone_at = self._redial_at = time.monotonic()
+        for operation in list(self.operations.values()):
+            del self.operations[operation.op]
+            self.park(operation)
+            operation.detach()
+
+    def park(self, operation: Operation) -> None:
+        """Keep an operation that nobody hears of until it has ended."""
+        self._last_parked -= 1
+        operation.op = self._last_parked
+        self.operations[operation.op] = operation
+
+    def _redial(self, now: float) -> float | None:
+        """Look for the host; returns when to look again, None when it is there."""
+        if self._connection is not None:
+            return None
+        if now > self._gone_at + self._patience_s:
+            leave(HOST_LEFT)
+        if now >= self._redial_at:
+            self._redial_at = now + _REDIAL_EVERY_S
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                connection.connect(self._address)
+            except OSError:
+                connection.close()
+            else:
+                self._connect(connection)
+                self._say_hello()
+                return None
+        return self._redial_at
+
+    def follows(self, operation: Operation) -> bool:
+        """Whether it is among the operations under way."""
+        return self.operations.get(operation.op) is operation
+
+    def _say_hello(self) -> None:
+        hello = {"newest": wire.NEWEST, "oldest": wire.OLDEST, "uid": os.getuid(), "secret": self._secret}
+        self.send(wire.HELLO, 0, json.dumps(hello).encode())
+
     def serve(self) -> NoReturn:
         """Say hello and serve."""
-        hello = {"newest": wire.NEWEST, "oldest": wire.OLDEST, "uid": os.getuid()}
-        self.send(wire.HELLO, 0, json.dumps(hello).encode())
+        self._say_hello()
         while True:
             now = time.monotonic()
             # Processes first: operations wait for what becomes of them.
-            parts: list[Operation | Background] = [*self.processes.values(), *self.operations.values()]
+            named = [command for command in self.commands.values() if not self.follows(command)]
+            parts: list[Operation | Background] = [
+                *self.processes.values(),
+                *self.operations.values(),
+                *named,
+            ]
             due = [at for part in parts if (at := part.tick(now)) is not None]
+            if (redial_at := self._redial(now)) is not None:
+                due.append(redial_at)
             self._flush()
             pause = None if not due else max(0.0, min(due) - time.monotonic())
             for key, mask in self.selector.select(pause):
@@ -90,8 +156,9 @@ class Agent:
             self._reap()
 
     def send(self, kind: int, op: int, body: bytes) -> None:
-        """Queue a frame for the host."""
-        self._out += wire.pack(kind, op, body)
+        """Queue a frame for the host; nobody waits for those of a lost connection."""
+        if op >= 0 and self._connection is not None:
+            self._out += wire.pack(kind, op, body)
 
     def end(self, operation: Operation, kind: int, result: Json) -> None:
         """Send an operation's end and forget it."""
@@ -125,14 +192,16 @@ class Agent:
 
     def _ready(self, mask: int) -> None:
         if mask & selectors.EVENT_READ:
+            assert self._connection is not None
             try:
                 data = self._connection.recv(wire.CHUNK)
             except BlockingIOError:
                 return
             except OSError:
-                leave(HOST_LEFT)
+                data = b""
             if not data:
-                leave(HOST_LEFT)
+                self._hang_up()
+                return
             try:
                 for kind, op, body in self._decoder.feed(data):
                     self._handle(kind, op, body)
@@ -142,13 +211,16 @@ class Agent:
             self._flush()
 
     def _flush(self) -> None:
+        if self._connection is None:
+            return
         try:
             while self._out:
                 del self._out[: self._connection.send(self._out[: wire.MAX_BODY])]
         except BlockingIOError:
             pass
         except OSError:
-            leave(HOST_LEFT)
+            self._hang_up()
+            return
         if len(self._out) > _MAX_BACKLOG:
             leave(HOST_BROKE_PROTOCOL)
         if bool(self._out) != self._writing:
@@ -163,6 +235,8 @@ class Agent:
             if op in self.operations:
                 raise Broken("an operation begins twice")
             self._start(kind, op, body)
+        elif kind == wire.FORGET:
+            self._forget(body)
         elif kind in _FOLLOWERS:
             operation = self.operations.get(op)
             if operation is not None:  # else it ended while the frame was under way
@@ -172,12 +246,26 @@ class Agent:
 
     def _greet(self, kind: int, op: int, body: bytes) -> None:
         try:
-            version = json.loads(body.decode())["protocol"]
+            found = json.loads(body.decode())
+            version = found["protocol"]
+            patience_s, secret = seconds(found.get("patience_s", 0)), found.get("secret")
         except BAD_REQUEST:
             raise Broken("no hello") from None
         if kind != wire.HELLO or op != 0 or version not in range(wire.OLDEST, wire.NEWEST + 1):
             raise Broken("no hello of a version that was offered")
         self._greeted = True
+        self._patience_s, self._secret = patience_s, None if secret is None else str(secret)
+
+    def _forget(self, body: bytes) -> None:
+        """The host needs no command of this name any more, or none of attempts before one."""
+        try:
+            found = json.loads(body.decode())
+            name, before = found.get("name"), int(found.get("before", 0))
+        except BAD_REQUEST:
+            raise Broken("nothing to forget") from None
+        for command in list(self.commands.values()):
+            if command.name == name or command.attempt < before:
+                command.forget()
 
     def _start(self, kind: int, op: int, body: bytes) -> None:
         try:
@@ -221,7 +309,7 @@ def _resize(operation: Operation, body: bytes) -> None:
 
 
 _STARTERS: dict[int, Callable[[Agent, int, Json], Operation]] = {
-    wire.EXEC: Command,
+    wire.EXEC: exec_command,
     wire.READ: ReadFile,
     wire.WRITE: WriteFile,
     wire.FILES: file_work,

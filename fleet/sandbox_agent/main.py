@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Connect, drop to the given user, serve until the host hangs up."""
+    """Connect, drop to the given user, serve until the host is gone."""
     os.umask(0o022)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(arguments[0])
@@ -22,6 +22,6 @@ def main(arguments: list[str]) -> NoReturn:
         os.setgroups([])
         os.setgid(int(arguments[2]))
         os.setuid(int(arguments[1]))
-    agent = Agent(connection)
+    agent = Agent(connection, arguments[0])
     Relay(agent, os.path.dirname(arguments[0]))
     agent.serve()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from . import wire
 
 TYPE_CHECKING = False
@@ -66,6 +68,11 @@ class Operation:
     def kill(self) -> None:
         """Abandon the operation."""
         self.refuse("killed", "the operation was abandoned")
+
+    def detach(self) -> None:
+        """The connection is lost: nobody hears of this operation any more, so it ends."""
+        self.credit = self.window = sys.maxsize  # what it sends is dropped
+        self.kill()
 
     def send(self, kind: int, body: bytes) -> None:
         """Send content, never more than there is credit for."""
