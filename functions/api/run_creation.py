@@ -8,7 +8,6 @@ from typing import Any
 from uuid import UUID
 
 import orjson
-from psycopg import AsyncConnection
 from starlette.requests import Request
 
 from sandfleet.functions.api.requests import caller, parse_id, resources
@@ -180,12 +179,8 @@ async def create(request: Request, planned: Plan) -> Created:
 async def create_all(request: Request, plans: list[Plan]) -> list[Created]:
     """Submit several runs in one transaction: all or none."""
     async with resources(request).pool.connection() as connection, connection.transaction():
-        accepted = [await _submit_on(connection, planned) for planned in plans]
+        accepted = [await submit_on(connection, planned.submission) for planned in plans]
     return [_accepted(request, p, a) for p, a in zip(plans, accepted, strict=True)]
-
-
-async def _submit_on(connection: AsyncConnection[Any], planned: Plan) -> Accepted:
-    return await submit_on(connection, planned.submission)
 
 
 def _accepted(request: Request, planned: Plan, accepted: Accepted) -> Created:
