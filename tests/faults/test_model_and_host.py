@@ -103,15 +103,14 @@ async def test_each_stream_is_whole(stories: dict[str, Story], name: str) -> Non
     assert stories[name].view.breaks == 0
 
 
-async def test_a_host_that_is_killed_costs_the_sandbox_and_says_so(fleet: Fleet) -> None:
-    """The command's call fails, the next one is told that the sandbox was lost, then an empty one is there. The run goes
-    on throughout, under its first attempt. Red when an empty workspace is given in silence, or when the run is ended; and
-    the check after this module finds containers that the next host does not remove."""
+async def test_a_host_that_is_killed_costs_no_more_than_a_wait(fleet: Fleet) -> None:
+    """The command goes on without its host, the next host takes the sandbox over, and the call gets all of its output.
+    Red when a host does not adopt what the one before it left, or executors do not come back to a command; and the check
+    after this module finds containers that the next host does not remove."""
     calls = [
         {"name": "write_file", "args": {"path": "/workspace/mine", "content": "x"}},
-        {"name": "execute", "args": {"command": "echo begun; sleep 600"}},
+        {"name": "execute", "args": {"command": "echo begun; sleep 3; echo ended"}},
         {"name": "execute", "args": {"command": "ls -A /workspace"}},
-        {"name": "execute", "args": {"command": "ls -A /workspace | wc -l"}},
     ]
     run_id = await fleet.begin("sandboxed", {"calls": calls}, stream_mode=["tools", "updates"])
 
@@ -124,10 +123,9 @@ async def test_a_host_that_is_killed_costs_the_sandbox_and_says_so(fleet: Fleet)
     await fleet.stack.kill("host", signal.SIGKILL)
     await fleet.stack.restart("host")
     view = await fleet.seen(run_id)
-    wrote, broken, lost, empty = (await fleet.values(run_id))["results"]
+    wrote, ran, listed = (await fleet.values(run_id))["results"]
     assert wrote.startswith("wrote")
-    assert broken.startswith("sandbox_host_unavailable")
-    assert lost.startswith("sandbox_lost")
-    assert "stdout:\n0" in empty
+    assert "begun\nended" in ran
+    assert "mine" in listed
     assert await fleet.row(run_id) == ("success", 1, 0)
     assert view.faults(await fleet.journal(run_id)) == []
