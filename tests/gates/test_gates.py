@@ -18,6 +18,7 @@ from sandfleet.shared.store.api_keys import create_key
 from sandfleet.shared.store.cancellation import request_cancel
 from sandfleet.shared.store.claims import Ending, Renewal, claim, finish, hand_over, renew
 from sandfleet.shared.store.submission import Submission, submit
+from sandfleet.shared.store.suspects import deaths_of_a_suspect, deaths_that_end
 from sandfleet.shared.store.sweep import sweep
 
 TENANTS = ("a", "b")
@@ -359,8 +360,11 @@ async def test_executors_that_die_again_and_again_end_the_run(pool):
     """Red when the sweep does not count deaths: a graph that kills its process would be run for ever."""
     accepted = await submit(pool, submission("other", new_id()))
     async with pool.connection() as connection:
-        for _ in range(3):
-            await claim(connection, "default", "x", -1, 1, longest_waiting=False)
+        for deaths in range(deaths_that_end(3)):
+            suspects = deaths >= deaths_of_a_suspect(3)
+            await claim(
+                connection, "default", "x", -1, 1, longest_waiting=False, poison_limit=3, suspects=suspects
+            )
             await sweep(connection, 3, 0, 3600)
         cursor = await connection.execute(
             "select status, error->>'error' from runs where run_id = %s", (accepted.run_id,)
