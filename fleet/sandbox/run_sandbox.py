@@ -251,11 +251,12 @@ class RunSandbox:
         async with self._lock:
             self._acquired, self._told_of_loss = False, True
             restored = None
-            with suppress(SandboxError):
-                try:
-                    restored = (await self._acquire())["restored"]
-                except SandboxLost as error:
-                    return error
+            if self._used:  # not closed meanwhile: nobody would remove it
+                with suppress(SandboxError):
+                    try:
+                        restored = (await self._acquire())["restored"]
+                    except SandboxLost as error:
+                        return error
             return _Replaced(lost, restored)
 
     async def _followed(

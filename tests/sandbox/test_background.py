@@ -206,11 +206,11 @@ async def test_a_background_terminal_is_typed_into(sandbox):
 
 
 async def test_a_wait_ends_with_the_sandbox(docker_host, docker_client):
-    """Red when a waiting read outlives the sandbox it waits in."""
+    """Red when a waiting read outlives the sandbox it waits in, or its failure makes a new one that nobody removes."""
     box = await docker_host.sandbox(docker_client)
     started = await box.processes.start("sleep 300")
     waiting = asyncio.create_task(box.processes.read(started.process, wait_s=60))
     await box.processes.list()
-    await docker_client.remove(await box._sign_token())
+    await box.close()
     with pytest.raises(SandboxLost):
         await waiting
