@@ -73,7 +73,7 @@ async def test_a_sandbox_killed_with_its_memory_full_says_so(engine, tmp_path, m
     backend = DockerBackend(Settings(docker_host=engine), TEMPLATES, f"test-{uuid.uuid4().hex[:12]}")
     async with launched(backend, tmp_path) as (sandbox, run), Engine(engine) as docker:
         assert (await run(f"{FILL_MEMORY}{UNTIL_ONE_IS_KILLED}", timeout_s=600))["out_of_memory"]
-        container = await docker.call("GET", f"/containers/{sandbox._handle}/json")
+        container = await docker.call("GET", f"/containers/{sandbox.handle}/json")
         os.kill(container["State"]["Pid"], signal.SIGSTOP)
         with pytest.raises(SandboxLost, match=r"it ran out of memory \(512 MiB\)"):
             await run("true", timeout_s=0.1)
