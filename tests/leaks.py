@@ -51,7 +51,9 @@ async def check_processes(supervisors: list[Supervisor], before: set[int]) -> No
         for pid in (descendants() | marked) - known:
             with suppress(psutil.Error):
                 process = psutil.Process(pid)
-                if process.status() != psutil.STATUS_ZOMBIE:
+                # A server of another stack that still runs starts one for each connection.
+                backend = process.name() == "postgres" and process.ppid() in before
+                if process.status() != psutil.STATUS_ZOMBIE and not backend:
                     names.append(f"{pid}: {' '.join(process.cmdline())[:200]}")
         return names
 

@@ -161,6 +161,7 @@ async def test_nobody_but_the_agent_is_taken_for_it(host, sandbox):
     assert (await sandbox.files.stat("dialled"))["size"] > 0, "the stranger has tried"
 
 
+@pytest.mark.long
 async def test_without_a_host_the_sandbox_ends(host, sandbox):
     """Red when sandboxes of a host that never comes back stay for ever."""
     await sandbox.exec("true")

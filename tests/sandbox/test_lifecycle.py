@@ -118,10 +118,11 @@ async def test_sigterm_removes_all_sandboxes(own_host, backend):
 
     await eventually(all_there)
     assert await host.stop() == 0
-    for ended in await asyncio.gather(*running, return_exceptions=True):
-        assert isinstance(ended, HostUnavailable | SandboxLost)
     await check_empty(host)
     assert await hosts_row(host) is None
+    for each in running:  # which would wait for the next host
+        each.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
     await client.aclose()
 
 
@@ -144,7 +145,7 @@ async def test_the_death_of_the_host_ends_its_sandboxes(own_host, backend):
         await eventually(no_container, what="the container is gone without the host")
     await eventually(lambda: not [c for c in children if c.is_running()], what="no process is left")
     await host.start()
-    with pytest.raises(SandboxLost, match="restarted"):
+    with pytest.raises(SandboxLost, match=r"restarted|ended while its host was away"):
         await sandbox.exec("true")
     assert (await sandbox.exec("echo anew")).stdout == b"anew\n"
     await client.aclose()

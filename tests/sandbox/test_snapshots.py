@@ -6,13 +6,14 @@ from contextlib import aclosing, asynccontextmanager
 import psycopg
 import pytest
 
+from sandfleet.fleet.host.engine import Engine
 from sandfleet.fleet.host.snapshots import Snapshots
 from sandfleet.fleet.sandbox.client import SandboxClient
 from sandfleet.fleet.sandbox.errors import SandboxLost, SnapshotFailed
 from sandfleet.localstack.bucket import s3_client
 from sandfleet.shared.ids import Fence
 from sandfleet.shared.settings import Settings
-from tests.sandbox.conftest import bucket_env
+from tests.sandbox.conftest import bucket_env, containers
 from tests.sandbox.host_process import INSERT_RUN
 
 FILL = "mkdir -p deep; echo kept > deep/file; chmod 750 deep; ln -s deep/file link"
@@ -37,6 +38,13 @@ async def execute(host, statement, *values):
     async with await psycopg.AsyncConnection.connect(host.database_url, autocommit=True) as connection:
         cursor = await connection.execute(statement, values)
         return await cursor.fetchall() if cursor.description else []
+
+
+async def remove_containers(host):
+    """What happens to a machine that is lost: nothing of it can be adopted."""
+    async with Engine(host.docker_host) as engine:
+        for container in await containers(host):
+            await engine.remove_container(container["Id"])
 
 
 async def objects(host):
@@ -76,6 +84,7 @@ async def test_who_used_the_lost_sandbox_hears_at_once_what_came_back(keeping_ho
         taken = await sandbox.snapshot()
         await sandbox.exec("echo later > deep/file")
         await keeping_host.kill()
+        await remove_containers(keeping_host)
         await keeping_host.start()
         with pytest.raises(SandboxLost, match=f"snapshot {taken['snapshot_id']}"):
             await sandbox.exec("true")
@@ -91,7 +100,7 @@ async def test_without_a_snapshot_the_loss_says_that_all_is_gone(own_host):
         await sandbox.exec(FILL)
         with pytest.raises(SnapshotFailed, match="SANDFLEET_SNAPSHOT_BUCKET"):
             await sandbox.snapshot()
-        await host.kill()
+        await host.stop()
         await host.start()
         with pytest.raises(SandboxLost, match="finds an empty sandbox"):
             await sandbox.exec("true")
