@@ -248,8 +248,12 @@ async def test_a_running_host_repairs_the_rules(own_host, file):
     host = own_host(SANDFLEET_TEMPLATES=file, SANDFLEET_NETWORK_POOL=str(POOL))
     await host.start()
     subprocess.run(["nft", "delete", "table", "inet", "sandfleet"], check=True)
-    await eventually(firewall.installed, what="the rules are there again")
-    assert any("are repaired" in line["message"] for line in host.logged())
+
+    def told():
+        return any("are repaired" in line["message"] for line in host.logged())
+
+    await eventually(told, what="the host says that it repaired the rules")
+    assert await firewall.installed()
     assert await host.stop() == 0
     await uninstalled()
 
