@@ -194,6 +194,7 @@ async def test_a_connection_that_the_client_leaves_ends_at_the_server(listed, fa
     assert await python(listed, program) == "done\n"
 
 
+@pytest.mark.long
 async def test_a_client_that_does_not_read_holds_bounded_memory(listed_host, listed):
     """Red when the relay or the proxy reads on while its other side is full."""
     program = (

@@ -126,6 +126,7 @@ async def test_sigterm_removes_all_sandboxes(own_host, backend):
     await client.aclose()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["docker", "bwrap"])
 async def test_the_death_of_the_host_ends_its_sandboxes(own_host, backend):
     """Red when a container outlives its host: the agent must end with its connection, the engine must remove it."""
