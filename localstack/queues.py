@@ -2,25 +2,11 @@
 
 import json
 from collections.abc import Iterable
-from contextlib import AbstractAsyncContextManager
-from typing import Any, cast
 
-from aiobotocore.session import get_session
+from sandfleet.localstack.aws_client import aws_client
 
 # A permit is received once per executor death; past this many the run is poison and PostgreSQL has ended it.
 MAX_RECEIVES = 20
-
-
-def sqs_client(endpoint_url: str, region: str, env: dict[str, str]) -> AbstractAsyncContextManager[Any]:
-    """A client of the emulator; ``env`` supplies the credentials, which an emulator does not check."""
-    client = get_session().create_client(
-        "sqs",
-        region_name=region,
-        endpoint_url=endpoint_url,
-        aws_access_key_id=env.get("AWS_ACCESS_KEY_ID", "test"),
-        aws_secret_access_key=env.get("AWS_SECRET_ACCESS_KEY", "test"),
-    )
-    return cast("AbstractAsyncContextManager[Any]", client)
 
 
 async def create_queues(
@@ -31,7 +17,7 @@ async def create_queues(
     Creating a queue that exists changes nothing.
     """
     urls = {}
-    async with sqs_client(endpoint_url, region, env) as sqs:
+    async with aws_client("sqs", endpoint_url, region, env) as sqs:
         for pool in pools:
             # 14 days, the longest that SQS keeps a message: somebody should look at a dead permit.
             dead = await sqs.create_queue(

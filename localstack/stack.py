@@ -178,11 +178,6 @@ class Stack:
             await self._mark_executors(awaited=1)
         await self.supervisor.restart(name)
 
-    async def add_key(self, owner: Owner, name: str = "local") -> str:
-        """An API key for another tenant or user."""
-        async with await psycopg.AsyncConnection.connect(self.info.database_url) as connection:
-            return await create_key(connection, owner, name)
-
     async def _start_servers(self) -> Servers:
         return await start_servers(self.supervisor, self._env, self._say)
 

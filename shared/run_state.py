@@ -68,18 +68,8 @@ class RunState:
     attempt: int = 0
 
     @property
-    def is_ready(self) -> bool:
-        """An executor may claim it."""
-        return self.status is Status.PENDING and self.gate is None
-
-    @property
     def is_terminal(self) -> bool:
         return self.status in TERMINAL
-
-    @property
-    def holds_slot(self) -> bool:
-        """It counts against the tenant's runs in flight."""
-        return self.is_ready or self.status is Status.RUNNING
 
 
 _PASSES = {

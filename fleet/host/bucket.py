@@ -6,14 +6,16 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError, ClientError
 
-from sandfleet.fleet.sandbox.errors import SnapshotFailed
+from sandfleet.fleet.sandbox.errors import SnapshotDamaged, SnapshotFailed
 from sandfleet.shared.settings import Settings
 
 _PIECE_BYTES = 1024 * 1024
+_AWAY = (BotoCoreError, aiohttp.ClientError, TimeoutError, OSError)
 
 
 class Bucket:
@@ -32,7 +34,7 @@ class Bucket:
         try:
             with source.open("rb") as file:
                 await (await self._opened()).put_object(Bucket=self._name, Key=key, Body=file)
-        except (BotoCoreError, ClientError, OSError) as error:
+        except (ClientError, *_AWAY) as error:
             raise self._failed("stored", error) from error
 
     async def get(self, key: str, target: Path) -> None:
@@ -42,7 +44,11 @@ class Bucket:
             with target.open("wb") as file:
                 async for piece in answer["Body"].iter_chunks(_PIECE_BYTES):
                     await asyncio.to_thread(file.write, piece)
-        except (BotoCoreError, ClientError, OSError) as error:
+        except ClientError as error:
+            if error.response["Error"].get("Code") == "NoSuchKey":
+                raise SnapshotDamaged(f"The bucket {self._name} has it no more.") from error
+            raise self._failed("fetched", error) from error
+        except _AWAY as error:
             raise self._failed("fetched", error) from error
 
     async def delete(self, keys: Sequence[str]) -> None:
@@ -51,7 +57,7 @@ class Bucket:
             await (await self._opened()).delete_objects(
                 Bucket=self._name, Delete={"Objects": [{"Key": key} for key in keys], "Quiet": True}
             )
-        except (BotoCoreError, ClientError, OSError) as error:
+        except (ClientError, *_AWAY) as error:
             raise self._failed("removed", error) from error
 
     async def aclose(self) -> None:

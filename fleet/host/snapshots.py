@@ -16,7 +16,7 @@ from psycopg_pool import PoolTimeout
 from sandfleet.fleet.host import workspace
 from sandfleet.fleet.host.bucket import Bucket
 from sandfleet.fleet.host.sandbox import Sandbox
-from sandfleet.fleet.sandbox.errors import HostUnavailable, SnapshotFailed
+from sandfleet.fleet.sandbox.errors import HostUnavailable, SnapshotDamaged, SnapshotFailed
 from sandfleet.shared.db.pool import open_pool
 from sandfleet.shared.errors import SandfleetError
 from sandfleet.shared.ids import Fence, RunKey, new_id
@@ -101,10 +101,19 @@ class Snapshots:
             raise HostUnavailable(error.message) from error
 
     async def restore(self, sandbox: Sandbox, fence: Fence, snapshot: snapshots.Snapshot) -> None:
-        """Replace the workspace by a snapshot. Raises SnapshotFailed."""
-        async with self._slots, self._file() as file:
-            await self._bucket.get(snapshot.object_key, file)
-            await workspace.restore(sandbox, fence, file)
+        """Replace the workspace by a snapshot. Raises SnapshotFailed; one that can never be restored is given up."""
+        try:
+            async with self._slots, self._file() as file:
+                await self._bucket.get(snapshot.object_key, file)
+                unpacked = await workspace.restore(sandbox, fence, file)
+            if (unpacked.files, unpacked.bytes) != (snapshot.files, snapshot.content_bytes):
+                raise SnapshotDamaged(f"Only {unpacked.files} of {snapshot.files} files could be restored.")
+        except SnapshotDamaged as error:
+            async with self._database() as connection:
+                await snapshots.forget(connection, fence.key.owner, snapshot.snapshot_id)
+            raise SnapshotDamaged(
+                f"The snapshot {snapshot.snapshot_id} is given up, and the next use finds an empty sandbox. {error.message}"
+            ) from error
         logger.info(
             "snapshot restored", extra={"run": str(fence.key.run_id), "snapshot": str(snapshot.snapshot_id)}
         )

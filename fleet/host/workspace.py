@@ -2,16 +2,17 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import zstandard
 
+from sandfleet.fleet.host.agent_link import Operation
 from sandfleet.fleet.host.backend import WORKSPACE
 from sandfleet.fleet.host.sandbox import Sandbox
-from sandfleet.fleet.sandbox.errors import SnapshotFailed
+from sandfleet.fleet.sandbox.errors import SnapshotDamaged, SnapshotFailed
 from sandfleet.fleet.sandbox_agent import archive
 from sandfleet.shared.ids import Fence
 
@@ -57,22 +58,26 @@ async def save(sandbox: Sandbox, fence: Fence, target: Path, workspace_bytes: in
                 )
 
         data: Any
-        async for event, data in sandbox.exec(fence, spec, None):
-            if event == "stdout":
-                pending += data
-                if len(pending) >= _PIECE_BYTES:
-                    await asyncio.to_thread(write, bytes(pending))
-                    pending.clear()
-            elif event == "stderr":
-                told += data
-            elif data["exit_code"] != 0 or data["dropped_bytes"]:
-                raise _failed("packed", told)
+        async with aclosing(sandbox.exec(fence, spec, None)) as events:  # leaving early ends the program
+            async for event, data in events:
+                if event == "stdout":
+                    pending += data
+                    if len(pending) >= _PIECE_BYTES:
+                        await asyncio.to_thread(write, bytes(pending))
+                        pending.clear()
+                elif event == "stderr":
+                    told += data
+                elif data["exit_code"] != 0 or data["dropped_bytes"]:
+                    raise SnapshotFailed(f"The workspace could not be packed: {_last_line(told)}")
         await asyncio.to_thread(write, bytes(pending), last=True)
-    return _counts("packed", told)
+    packed = _counts(told)
+    if packed is None:
+        raise SnapshotFailed(f"The workspace could not be packed: {_last_line(told)}")
+    return packed
 
 
 async def restore(sandbox: Sandbox, fence: Fence, source: Path) -> Packed:
-    """Replace the workspace by what ``source`` holds. Raises SnapshotFailed if that cannot be."""
+    """Replace the workspace by what ``source`` holds. Raises SnapshotDamaged if that is no such archive."""
     spec = {
         "argv": [*_PROGRAM, "restore", WORKSPACE],
         "timeout_s": _TIMEOUT_S,
@@ -82,37 +87,42 @@ async def restore(sandbox: Sandbox, fence: Fence, source: Path) -> Packed:
     told = bytearray()
     with source.open("rb") as file:
         async with sandbox.command(fence, spec) as command:
-
-            async def feed() -> None:
-                async for piece in _pieces(file):
-                    await command.send(piece)
-                await command.send_eof()
-
-            data: Any
-            async with asyncio.TaskGroup() as group:
-                group.create_task(feed())
+            feeder = asyncio.create_task(_feed(command, file))
+            try:
+                data: Any
                 async for event, data in sandbox.events(command):
                     if event == "stderr":
                         told += data
-                    elif event == "exit" and data["exit_code"] != 0:
-                        raise _failed("unpacked", told)
-    return _counts("unpacked", told)
+                await feeder
+            except zstandard.ZstdError as error:
+                raise SnapshotDamaged("The snapshot is damaged: it is no zstd archive.") from error
+            finally:
+                feeder.cancel()
+    unpacked = _counts(told)
+    if unpacked is None:
+        raise SnapshotDamaged(f"The snapshot could not be unpacked: {_last_line(told)}")
+    return unpacked
 
 
-async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
-    with zstandard.ZstdDecompressor().stream_reader(file) as reader:
-        while piece := await asyncio.to_thread(reader.read, _PIECE_BYTES):
-            yield piece
+async def _feed(command: Operation, file: BinaryIO) -> None:
+    """Send the archive's content; also what cannot be decompressed ends the program, which waits for more."""
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(file) as reader:
+            while piece := await asyncio.to_thread(reader.read, _PIECE_BYTES):
+                await command.send(piece)
+    finally:
+        await command.send_eof()
 
 
-def _counts(done: str, told: bytearray) -> Packed:
+def _counts(told: bytes | bytearray) -> Packed | None:
+    """What the program says of itself at its end; None if it did not come to that."""
     try:
         counts = json.loads(told.splitlines()[-1])
         return Packed(int(counts["files"]), int(counts["bytes"]), int(counts["skipped"]))
     except (ValueError, KeyError, TypeError, IndexError):
-        raise _failed(done, told) from None
+        return None
 
 
-def _failed(done: str, told: bytearray) -> SnapshotFailed:
+def _last_line(told: bytes | bytearray) -> str:
     lines = told.decode(errors="replace").splitlines()
-    return SnapshotFailed(f"The workspace could not be {done}: {lines[-1][:200] if lines else 'no answer'}")
+    return lines[-1][:200] if lines else "no answer"

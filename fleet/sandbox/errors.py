@@ -75,6 +75,10 @@ class SnapshotFailed(SandboxError):
     status = 422
 
 
+class SnapshotDamaged(SnapshotFailed):
+    """What the bucket has is no whole snapshot: it is given up, and the next use finds an empty sandbox."""
+
+
 class StaleAttempt(Superseded):
     """A later attempt of the run has used this sandbox; this one is refused for good."""
 

@@ -1,11 +1,13 @@
 """Reading server-sent events, and of a run: when the first token came, the whole text, how it ended."""
 
+from abc import ABC, abstractmethod
+
 import orjson
 
 from sandfleet.loadtest.bench.http import Exchange
 
 
-class EventStream(Exchange):
+class EventStream(Exchange, ABC):
     """An answer whose body is server-sent events; derived classes take each by `dispatch`. Other answers keep their body."""
 
     def __init__(self) -> None:
@@ -14,9 +16,9 @@ class EventStream(Exchange):
         self._event = b""
         self._data = b""
 
+    @abstractmethod
     def dispatch(self, event: bytes, data: bytes, at_s: float) -> None:
         """Take an event, whose end was read at ``at_s``."""
-        raise NotImplementedError
 
     def feed(self, data: bytes, at_s: float) -> None:
         if self.status != 200:

@@ -13,9 +13,6 @@ from sandfleet.shared.db.pool import Pool
 from sandfleet.shared.errors import Conflict, Forbidden, NotFound
 from sandfleet.shared.ids import Owner
 
-SYSTEM = Owner("", "")
-"""Owner of the assistants that a deployment makes."""
-
 SORT_COLUMNS = ("assistant_id", "graph_id", "name", "created_at", "updated_at")
 
 _COLUMNS = """assistant_id, graph_id, name, description, config::text as config, context::text as context,

@@ -8,7 +8,6 @@ from uuid import UUID
 from psycopg import AsyncConnection
 from psycopg.rows import class_row
 
-from sandfleet.shared.errors import NotFound
 from sandfleet.shared.ids import Owner, RunKey
 
 Connection = AsyncConnection[Any]
@@ -44,12 +43,16 @@ class Snapshot:
 
 async def record(connection: Connection, key: RunKey, snapshot: dict[str, Any], keep_s: float) -> Snapshot:
     """Note a snapshot whose archive is in the bucket: ``snapshot_id``, ``reason``, ``object_key``, ``bytes``, ``files``,
-    ``content_bytes``, ``skipped``. It is kept for ``keep_s``; those that a host or a run's end made replace one another."""
+    ``content_bytes``, ``skipped``. It is kept for ``keep_s``. Those that were not asked for replace one another: of a run, and of
+    the interrupted runs of its thread."""
     async with connection.transaction(), connection.cursor(row_factory=class_row(Snapshot)) as cursor:
         await cursor.execute(
             """update snapshots set expires_at = '-infinity'
-               where tenant = %s and user_id = %s and run_id = %s and reason <> 'request'""",
-            key,
+               where tenant = %(tenant)s and user_id = %(user_id)s and reason <> 'request' and (
+                 run_id = %(run_id)s or reason = 'interrupt' and thread_id = (
+                   select thread_id from runs
+                   where tenant = %(tenant)s and user_id = %(user_id)s and run_id = %(run_id)s))""",
+            key._asdict(),
         )
         await cursor.execute(
             f"""insert into snapshots (tenant, user_id, run_id, thread_id, snapshot_id, reason, object_key, bytes, files,
@@ -84,28 +87,12 @@ async def to_restore(connection: Connection, key: RunKey) -> Snapshot | None:
         return await cursor.fetchone()
 
 
-async def get(connection: Connection, owner: Owner, snapshot_id: UUID) -> Snapshot:
-    """One snapshot of a user. Raises NotFound."""
-    async with connection.cursor(row_factory=class_row(Snapshot)) as cursor:
-        await cursor.execute(
-            f"""select {_COLUMNS} from snapshots
-                where tenant = %s and user_id = %s and snapshot_id = %s and expires_at > clock_timestamp()""",
-            (*owner, snapshot_id),
-        )
-        if (found := await cursor.fetchone()) is None:
-            raise NotFound("Snapshot not found; it may have expired.")
-        return found
-
-
 async def forget(connection: Connection, owner: Owner, snapshot_id: UUID) -> None:
-    """Let a snapshot expire now. Raises NotFound."""
-    cursor = await connection.execute(
-        """update snapshots set expires_at = '-infinity'
-           where tenant = %s and user_id = %s and snapshot_id = %s and expires_at > clock_timestamp()""",
+    """Let a snapshot expire now; one that is gone is fine."""
+    await connection.execute(
+        "update snapshots set expires_at = '-infinity' where tenant = %s and user_id = %s and snapshot_id = %s",
         (*owner, snapshot_id),
     )
-    if cursor.rowcount == 0:
-        raise NotFound("Snapshot not found; it may have expired.")
 
 
 async def expired(connection: Connection) -> list[tuple[str, str, UUID, str]]:

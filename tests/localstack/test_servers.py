@@ -11,8 +11,7 @@ import pytest
 import redis.asyncio
 
 from sandfleet.localstack import postgres
-from sandfleet.localstack.bucket import s3_client
-from sandfleet.localstack.queues import sqs_client
+from sandfleet.localstack.aws_client import aws_client
 from sandfleet.localstack.servers import POOLS
 from sandfleet.localstack.supervisor import Supervisor
 from tests.fixtures_servers import TestServers
@@ -60,7 +59,7 @@ async def test_the_queues_are_back_after_a_restart(servers: TestServers) -> None
     """The emulator forgets them. Breaks without `restore`."""
     assert set(servers.at.queue_urls) == set(POOLS)
     await servers.supervisor.restart("ministack")
-    async with sqs_client(servers.aws_endpoint_url, servers.at.aws_region, {}) as sqs:
+    async with aws_client("sqs", servers.aws_endpoint_url, servers.at.aws_region, {}) as sqs:
         for url in servers.at.queue_urls.values():
             found = await sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["RedrivePolicy"])
             assert "deadLetterTargetArn" in found["Attributes"]["RedrivePolicy"]
@@ -69,7 +68,7 @@ async def test_the_queues_are_back_after_a_restart(servers: TestServers) -> None
 async def test_snapshots_outlive_a_restart_of_the_emulator(servers: TestServers) -> None:
     """Red without a folder for the objects, or when making a bucket that exists fails."""
     bucket = servers.at.snapshot_bucket
-    async with s3_client(servers.aws_endpoint_url, servers.at.aws_region, {}) as s3:
+    async with aws_client("s3", servers.aws_endpoint_url, servers.at.aws_region, {}) as s3:
         await s3.put_object(Bucket=bucket, Key="kept", Body=b"content")
         await servers.supervisor.restart("ministack")
         found = await s3.get_object(Bucket=bucket, Key="kept")

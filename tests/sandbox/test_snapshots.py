@@ -5,12 +5,13 @@ from contextlib import aclosing, asynccontextmanager
 
 import psycopg
 import pytest
+import zstandard
 
 from sandfleet.fleet.host.engine import Engine
 from sandfleet.fleet.host.snapshots import Snapshots
 from sandfleet.fleet.sandbox.client import SandboxClient
 from sandfleet.fleet.sandbox.errors import SandboxLost, SnapshotFailed
-from sandfleet.localstack.bucket import s3_client
+from sandfleet.localstack.aws_client import aws_client
 from sandfleet.shared.ids import Fence
 from sandfleet.shared.settings import Settings
 from tests.sandbox.conftest import bucket_env, containers
@@ -48,7 +49,7 @@ async def remove_containers(host):
 
 
 async def objects(host):
-    async with s3_client(host.env["AWS_ENDPOINT_URL"], "us-east-1", {}) as s3:
+    async with aws_client("s3", host.env["AWS_ENDPOINT_URL"], "us-east-1", {}) as s3:
         listed = await s3.list_objects_v2(Bucket=host.env["SANDFLEET_SNAPSHOT_BUCKET"])
         return [each["Key"] for each in listed.get("Contents", [])]
 
@@ -154,6 +155,57 @@ async def test_a_workspace_too_large_for_a_snapshot_is_refused_and_stays(own_hos
             await sandbox.snapshot()
         assert (await sandbox.exec("stat -c %s noise")).stdout == b"1000000\n"
     assert await objects(host) == []
+
+
+async def damage_all(host, damage):
+    """Put ``damage(content)`` in the place of all archives; None removes them."""
+    async with aws_client("s3", host.env["AWS_ENDPOINT_URL"], "us-east-1", {}) as s3:
+        for key in await objects(host):
+            bucket = host.env["SANDFLEET_SNAPSHOT_BUCKET"]
+            if damage is None:
+                await s3.delete_object(Bucket=bucket, Key=key)
+            else:
+                found = await s3.get_object(Bucket=bucket, Key=key)
+                await s3.put_object(Bucket=bucket, Key=key, Body=damage(await found["Body"].read()))
+
+
+DAMAGED = {
+    "gone": None,
+    "no archive": lambda _: b"neither zstd nor tar",
+    "cut off": lambda archive: archive[:-4],
+    "no tar": lambda _: zstandard.compress(b"x" * 1000),
+    "incomplete": lambda _: zstandard.compress(bytes(10240)),  # a tar without files
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+async def test_a_damaged_snapshot_is_told_and_given_up(keeping_host, damage):
+    """Red when the run goes on with half of its files, or without any, in silence; and when it can never have a sandbox
+    again."""
+    async with connected(keeping_host) as client:
+        sandbox = await keeping_host.sandbox(client)
+        await sandbox.exec(FILL)
+        await sandbox.snapshot()
+        await sandbox.close()
+        await damage_all(keeping_host, DAMAGED[damage])
+        successor = await keeping_host.sandbox(client, key=sandbox.fence.key, attempt=2)
+        with pytest.raises(SnapshotFailed, match="is given up, and the next use finds an empty sandbox"):
+            await successor.exec("true")
+        assert (await successor.exec("ls")).stdout == b""
+
+
+async def test_interrupted_runs_of_a_thread_keep_one_snapshot_between_them(docker_host, docker_client):
+    """Red when each turn of a conversation leaves an archive behind for a week."""
+    thread = uuid.uuid4()
+    keys = [await docker_host.new_run() for _ in range(2)]
+    for key in keys:
+        await execute(docker_host, "update runs set thread_id = %s where run_id = %s", thread, key.run_id)
+        sandbox = await docker_host.sandbox(docker_client, key=key)
+        await sandbox.exec("true")
+        await sandbox.snapshot("interrupt")
+        await sandbox.close()
+    kept = "select run_id from snapshots where thread_id = %s and expires_at > clock_timestamp()"
+    assert await execute(docker_host, kept, thread) == [(keys[1].run_id,)]
 
 
 async def test_expired_snapshots_are_removed_with_their_archives(keeping_host):

@@ -29,12 +29,6 @@ ROWS = "select coalesce(string_agg(t::text, E'\\n' order by t::text), '') from {
 
 
 @pytest.fixture(scope="module")
-def points(tmp_path_factory):
-    """The folder where the stack's fault points look."""
-    return tmp_path_factory.mktemp("points")
-
-
-@pytest.fixture(scope="module")
 async def stack(engine, points):
     """Two executors with a short lease. No grace: what is running at a SIGTERM is handed over."""
     started = await start_stack(
@@ -48,12 +42,6 @@ async def stack(engine, points):
     )
     yield started
     assert await started.stop() == []
-
-
-@pytest.fixture(scope="module")
-async def client(stack):
-    async with get_client(url=stack.info.api_url, api_key=stack.info.api_key) as client:
-        yield client
 
 
 async def everything(stack, query, thread_id, run_id):

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager, suppress
 import aiohttp
 import psycopg
 import pytest
-from langgraph_sdk import get_client
 from langgraph_sdk.errors import ConflictError
 
 from sandfleet.shared.invariants.runs import check_runs
@@ -19,12 +18,6 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.long
 PATIENCE_S = 120.0
 HOLD = "echo held > holder; sleep 600"
-
-
-@pytest.fixture(scope="module")
-def points(tmp_path_factory):
-    """The folder where the stack's fault points look."""
-    return tmp_path_factory.mktemp("points")
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +36,6 @@ async def stack(engine, points):
     )
     yield started
     assert await started.stop() == []
-
-
-@pytest.fixture(scope="module")
-async def client(stack):
-    async with get_client(url=stack.info.api_url, api_key=stack.info.api_key) as client:
-        yield client
 
 
 async def start(client, *commands, **more):

@@ -6,7 +6,6 @@ import signal
 from contextlib import asynccontextmanager, suppress
 
 import pytest
-from langgraph_sdk import get_client
 from langgraph_sdk.errors import InternalServerError
 
 from tests.fixtures_stack import start_stack
@@ -32,12 +31,6 @@ async def stack(engine):
     )
     yield started
     assert await started.stop() == []
-
-
-@pytest.fixture(scope="module")
-async def client(stack):
-    async with get_client(url=stack.info.api_url, api_key=stack.info.api_key) as client:
-        yield client
 
 
 @asynccontextmanager
