@@ -273,13 +273,14 @@ class Executor:
     async def _advance_clocks(self) -> None:
         """Move the virtual clocks to what was claimed. A run that becomes ready meanwhile may start a claim or two
         earlier than its turn, no more."""
-        await asyncio.sleep(_CLOCK_GATHER_S)
-        clocks, self._clocks = self._clocks, {}
-        try:
-            async with self._claimer.connection() as connection:
-                await advance_clocks(connection, self._settings.pool, clocks)
-        except (psycopg.Error, OSError, TimeoutError) as error:  # the next claim moves them further
-            _log.warning("advancing the clocks failed: %s", type(error).__name__)
+        while self._clocks:
+            await asyncio.sleep(_CLOCK_GATHER_S)
+            clocks, self._clocks = self._clocks, {}
+            try:
+                async with self._claimer.connection() as connection:
+                    await advance_clocks(connection, self._settings.pool, clocks)
+            except (psycopg.Error, OSError, TimeoutError) as error:  # the next claim moves them further
+                _log.warning("advancing the clocks failed: %s", type(error).__name__)
 
     async def _count_ready(self, pool: str, limit: int) -> int:
         async with self._claimer.connection() as connection:

@@ -1,5 +1,6 @@
 """The program that packs and unpacks a workspace, run as the sandbox runs it: with an interpreter of its own."""
 
+import io
 import json
 import os
 import socket
@@ -7,6 +8,7 @@ import stat
 import subprocess
 import sys
 import tarfile
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -91,15 +93,16 @@ def test_what_was_there_before_is_replaced(tmp_path):
     assert sorted(os.listdir(new)) == ["kept"]
 
 
-def test_what_cannot_be_packed_is_counted(tmp_path):
+def test_what_cannot_be_packed_is_counted(tmp_path, monkeypatch):
     """Red without looking at the volume's size: a file of holes would fill the snapshot with zeros for hours."""
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_blocks=256, f_frsize=4096))
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "socket"))
         with (tmp_path / "holes").open("wb") as file:
-            file.truncate(2**43)
+            file.truncate(2 * 1024 * 1024)
         (tmp_path / "fine").write_bytes(b"1")
-        _, packed = run("save", tmp_path)
-    assert packed == {"files": 1, "bytes": 1, "skipped": 2}
+        packed = archive.save(str(tmp_path), io.BytesIO())
+    assert vars(packed) == {"files": 1, "bytes": 1, "skipped": 2}
 
 
 def test_a_file_that_changes_while_it_is_packed_keeps_the_stream_whole(tmp_path, monkeypatch):
