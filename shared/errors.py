@@ -106,3 +106,9 @@ class SandboxError(SandfleetError):
 
     code = "sandbox_error"
     status = 502
+
+
+class ScalingFailed(SandfleetError):
+    """A pool's executors could not be counted or asked for; the message names the target."""
+
+    code = "scaling_failed"

@@ -331,6 +331,7 @@ class Executor:
                 connection,
                 self._id,
                 settings.pool,
+                settings.host_id or None,
                 slots=settings.slots,
                 busy=len(self._held),
                 loop_lag_ms=lag_ms,

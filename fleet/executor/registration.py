@@ -39,14 +39,24 @@ async def register_graphs(connection: Connection, pool: str, graphs: dict[str, G
 
 
 async def heartbeat(
-    connection: Connection, executor_id: str, pool: str, *, slots: int, busy: int, loop_lag_ms: int
+    connection: Connection,
+    executor_id: str,
+    pool: str,
+    host_id: str | None,
+    *,
+    slots: int,
+    busy: int,
+    loop_lag_ms: int,
 ) -> None:
-    """Say that this executor is alive, how full it is and how late its graphs' loop was, on the database's clock."""
+    """Say that this executor is alive, how full it is and how late its graphs' loop was, on the database's clock.
+
+    ``host_id`` is the sandbox host of its machine, if the machine is to be known as one.
+    """
     await connection.execute(
-        """insert into executors (executor_id, pool, slots, busy, loop_lag_ms) values (%s, %s, %s, %s, %s)
+        """insert into executors (executor_id, pool, host_id, slots, busy, loop_lag_ms) values (%s, %s, %s, %s, %s, %s)
            on conflict (executor_id) do update set busy = excluded.busy, loop_lag_ms = excluded.loop_lag_ms,
              heartbeat_at = clock_timestamp()""",
-        (executor_id, pool, slots, busy, loop_lag_ms),
+        (executor_id, pool, host_id, slots, busy, loop_lag_ms),
     )
 
 

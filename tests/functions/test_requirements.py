@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-HANDLERS = ("api.lambda_handler", "sweeper.handler", "dead_letters.handler")
+HANDLERS = ("api.lambda_handler", "sweeper.handler", "dead_letters.handler", "scaler.handler")
 
 # As a cold start does, and then what is only imported at the first permit; no server has to answer for that.
 COLD_START = """

@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
+from sandfleet.shared.errors import InvalidSettings
+from sandfleet.shared.scaling.settings import ScalerSettings, Target, read_scaler_settings
 from sandfleet.shared.settings import Settings
 
 UNITS = ("_s", "_ms", "_bytes", "_per_s")
@@ -25,17 +27,23 @@ _COUNTED = (
     "pids",
     "slots",
     "sandboxes",
+    "least",
+    "most",
+    "fraction",
 )
+DOCUMENTED = [Settings, ScalerSettings, Target]
 
 
-def test_every_setting_is_described() -> None:
+@pytest.mark.parametrize("kind", DOCUMENTED)
+def test_every_setting_is_described(kind: type[BaseModel]) -> None:
     """Red for one without a description."""
-    assert [name for name, field in Settings.model_fields.items() if not field.description] == []
+    assert [name for name, field in kind.model_fields.items() if not field.description] == []
 
 
-def test_every_number_names_its_unit() -> None:
+@pytest.mark.parametrize("kind", DOCUMENTED)
+def test_every_number_names_its_unit(kind: type[BaseModel]) -> None:
     """Red for a duration or a size that one has to guess."""
-    numbers = [name for name, field in Settings.model_fields.items() if field.annotation in (int, float)]
+    numbers = [name for name, field in kind.model_fields.items() if field.annotation in (int, float)]
     assert [name for name in numbers if not name.endswith(UNITS + _COUNTED)] == []
 
 
@@ -65,3 +73,23 @@ def test_wrong_settings_end_a_process_with_a_line_for_each() -> None:
     assert ended.stderr.startswith("invalid_settings: SANDFLEET_SLOTS: Input should be a valid integer")
     assert "; SANDFLEET_POISON_LIMIT: Input should be greater than or equal to 1" in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("targets", "said"),
+    [
+        (
+            '{"default": {"most": 3}}',
+            "SANDFLEET_SCALER_TARGETS in default: a target is either a service or a group",
+        ),
+        ('{"default": {"group": "g", "least": 3, "most": 2}}', "in default: least is 3 and most 2"),
+        ('{"default": {"service": "name"}}', "SANDFLEET_SCALER_TARGETS in default.service: "),
+    ],
+)
+def test_a_wrong_target_of_the_scaler_is_named(
+    monkeypatch: pytest.MonkeyPatch, targets: str, said: str
+) -> None:
+    """Red when the pool is not said, or when it is noticed at the first evaluation only."""
+    monkeypatch.setenv("SANDFLEET_SCALER_TARGETS", targets)
+    with pytest.raises(InvalidSettings, match=re.escape(said)):
+        read_scaler_settings()

@@ -1,0 +1,1 @@
+"""As many executors as runs wait for."""

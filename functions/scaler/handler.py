@@ -1,0 +1,139 @@
+"""Read how loaded each pool is, publish it, and ask AWS for as many executors as are needed.
+
+A schedule calls this once a minute. On the fast path a call goes on for a minute and evaluates every ten seconds; else it
+only publishes, and alarms drive the fleet. An alarm's notification by SNS makes it evaluate and ask at once.
+"""
+
+import asyncio
+import time
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection
+
+from sandfleet.functions.lambda_database import connect
+from sandfleet.functions.lambda_logs import lambda_logger
+from sandfleet.functions.scaler.figures import figures_of, publish
+from sandfleet.functions.scaler.fleet import Clients, open_target
+from sandfleet.shared.errors import ScalingFailed
+from sandfleet.shared.permits import Permits
+from sandfleet.shared.scaling.decision import Load, decide
+from sandfleet.shared.scaling.load import busy_hosts, read_load, remember, take_scaling_turn
+from sandfleet.shared.scaling.settings import ScalerSettings, Target, scaler_settings
+from sandfleet.shared.settings import Settings, settings
+
+_MARGIN_S = 5.0  # what must be left of the call's time
+_SQS_LIMIT_S = 2.0
+
+Connection = AsyncConnection[Any]
+
+_configured = settings()
+_scaling = scaler_settings()
+logger = lambda_logger("sandfleet-scaler", _configured)
+
+
+@logger.inject_lambda_context(clear_state=True)
+def handler(event: dict[str, Any], context: Any) -> dict[str, int]:
+    """Entry point of the function: a schedule's event or an alarm's by SNS. Returns what each pool was asked for last.
+
+    Raises ScalingFailed when a pool could not be read or asked for; the others were.
+    """
+    alarmed = any(record.get("EventSource") == "aws:sns" for record in event.get("Records", ()))
+    limit_s = context.get_remaining_time_in_millis() / 1000 - _MARGIN_S
+    scaler = Scaler(_configured, _scaling, acts=alarmed or _scaling.sets_counts)
+    return asyncio.run(scaler.run(min(_scaling.window_s, limit_s) if _scaling.sets_counts else 0.0))
+
+
+class Scaler:
+    """One call of the function. ``acts``: it asks AWS for executors; else it only publishes."""
+
+    def __init__(self, config: Settings, scaling: ScalerSettings, *, acts: bool) -> None:
+        self._config = config
+        self._scaling = scaling
+        self._acts = acts
+        self._permits = Permits(config)
+        self._clients = Clients(config)
+        self._asked: dict[str, int] = {}
+        self._failed: set[str] = set()
+
+    async def run(self, for_s: float) -> dict[str, int]:
+        """Evaluate all pools now and every ``every_s`` until ``for_s`` have passed."""
+        end = time.monotonic() + for_s
+        try:
+            while True:
+                next_at = time.monotonic() + self._scaling.every_s
+                await self._evaluate_all()
+                if next_at > end:
+                    break
+                await asyncio.sleep(next_at - time.monotonic())
+        finally:
+            await self._permits.aclose()
+            await self._clients.aclose()
+        if self._failed:
+            raise ScalingFailed(
+                f"These pools could not be read or scaled: {', '.join(sorted(self._failed))}."
+            )
+        return self._asked
+
+    async def _evaluate_all(self) -> None:
+        pools = {*self._config.queue_urls, *self._scaling.targets}
+        try:
+            connection = await connect(self._config, "sandfleet-scaler")
+        except psycopg.OperationalError as error:
+            self._failed |= pools
+            logger.error("PostgreSQL does not answer", extra={"error": type(error).__name__})
+            return
+        async with connection:
+            for pool in sorted(pools):
+                try:
+                    await self._evaluate(connection, pool)
+                except Exception:
+                    self._failed.add(pool)
+                    logger.exception("a pool could not be evaluated", extra={"pool": pool})
+
+    async def _evaluate(self, connection: Connection, pool: str) -> None:
+        target = self._scaling.targets.get(pool)
+        load = await read_load(connection, pool, on_hosts=target is not None and bool(target.group))
+        try:
+            if target is not None and self._acts:
+                await self._scale(connection, pool, target, load)
+        finally:
+            figures = figures_of(load, self._asked.get(pool), await self._visible(pool))
+            await publish(self._config, self._clients, pool, figures)
+
+    async def _scale(self, connection: Connection, pool: str, target: Target, load: Load) -> None:
+        memory = await take_scaling_turn(connection, pool, self._scaling.every_s / 2)
+        if memory is None:
+            return
+        fleet = await open_target(self._clients, target)
+        before = await fleet.desired()
+        decision = decide(self._scaling.policy(target), load, before, memory)
+        if decision.desired != before:
+            fewer = decision.desired < before and bool(target.group)
+            await fleet.ask_for(decision.desired, await busy_hosts(connection) if fewer else set())
+            logger.info(
+                "executors",
+                extra={
+                    "pool": pool,
+                    "before": before,
+                    "desired": decision.desired,
+                    "ready": load.ready,
+                    "oldest_ready_s": round(load.oldest_s, 1),
+                    "busy": load.busy,
+                    "alive": load.executors,
+                    "idle": load.idle,
+                },
+            )
+        await remember(connection, pool, decision.memory)
+        self._asked[pool] = decision.desired
+
+    async def _visible(self, pool: str) -> int | None:
+        """Permits in the queue, if SQS says so soon: it is a figure for people, and decides nothing."""
+        if not self._permits.has_queue(pool):
+            return None
+        try:
+            async with asyncio.timeout(_SQS_LIMIT_S):
+                return await self._permits.visible(pool)
+        except Exception as error:  # whatever the client raises
+            logger.warning("a queue did not answer", extra={"pool": pool, "error": type(error).__name__})
+            return None

@@ -1,0 +1,119 @@
+"""The decision: how many executors (or hosts) a pool should have now. Pure computation, so that a simulator runs the same.
+
+Out: a pool grows when its oldest ready run (or one that waits for a sandbox's room) has waited too long, or when nobody is
+there to take it, and only by what it would not work off by itself. In: it shrinks when it has had too much room for a while without a break, by idle executors only.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a pool may become, and how patient the decision is. Durations are in seconds."""
+
+    least: int
+    most: int
+    slots: int
+    """Runs that one more executor (or host) brings room for."""
+    age_s: float
+    """Age of the oldest ready run from which the pool grows."""
+    drain_s: float
+    """Time in which a backlog may be worked off once there is room: short runs share slots for so long."""
+    fill: float
+    """Share of its slots that a pool may have taken after it has shrunk, above 0 and at most 1. What lies between it and 1
+    is noise that changes nothing."""
+    pause_s: float
+    """Pause after the pool has grown before it grows again."""
+    in_after_s: float
+    """How long a pool must have had too much room, without a break, before it shrinks."""
+    run_s: float
+    """Duration of a run where none has ended yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A pool as it is now. ``ready`` runs could start at once: capped, delayed and thread-busy ones are none of them."""
+
+    at_s: float
+    """The database's clock, in seconds."""
+    ready: int
+    oldest_s: float
+    """Age of the oldest ready run in seconds, 0 without one."""
+    executors: int
+    """Executors (or hosts) that are alive. Others may be starting."""
+    idle: int
+    """Those of them that execute nothing and have no sandbox."""
+    slots: int
+    busy: int
+    """Slots that are taken."""
+    run_s: float | None
+    """Mean duration of the runs that have ended lately, in seconds; None: none has."""
+    hosts_taken: float = 0.0
+    """How many hosts the sandboxes fill that are there."""
+    hosts_wanted: float = 0.0
+    """How many more those would fill whose runs wait for room."""
+    room_wait_s: float = 0.0
+    """How long the first of these has waited, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What one decision leaves for the next. Times are on the database's clock, in seconds."""
+
+    out_at_s: float | None = None
+    """When the pool grew last."""
+    low_since_s: float | None = None
+    """Since when it has had too much room."""
+    low_peak: int = 0
+    """Most executors that would have been enough since then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How many executors to ask for, and what to remember."""
+
+    desired: int
+    memory: Memory
+
+
+def decide(policy: Policy, load: Load, desired: int, memory: Memory) -> Decision:
+    """What a pool that ``desired`` executors were asked for should have now.
+
+    Never less for more or older ready runs, always within ``least`` and ``most``.
+    """
+    hosts = load.hosts_taken + load.hosts_wanted
+    wanted = _bounded(policy, max(_slots_needed(policy, load) / policy.slots, hosts))
+    if wanted > desired and (desired < policy.least or _late(policy, load, memory)):
+        return Decision(wanted, Memory(out_at_s=load.at_s))
+    desired = min(desired, policy.most)
+    enough = _bounded(policy, max((load.busy + load.ready) / policy.slots, hosts) / policy.fill)
+    if enough >= desired:
+        return Decision(desired, replace(memory, low_since_s=None, low_peak=0))
+    since_s = load.at_s if memory.low_since_s is None else memory.low_since_s
+    peak = max(memory.low_peak, enough)
+    fewer = min(desired, max(peak, desired - load.idle))
+    if load.at_s - since_s < policy.in_after_s or fewer == desired:
+        return Decision(desired, replace(memory, low_since_s=since_s, low_peak=peak))
+    return Decision(fewer, replace(memory, low_since_s=load.at_s, low_peak=enough))
+
+
+def _slots_needed(policy: Policy, load: Load) -> float:
+    """Slots that take what is ready within ``drain_s``, beside those that are taken."""
+    run_s = policy.run_s if load.run_s is None else load.run_s
+    return load.busy + load.ready * min(1.0, run_s / policy.drain_s)
+
+
+def _late(policy: Policy, load: Load, memory: Memory) -> bool:
+    """Whether ready runs need more than there is or was asked for."""
+    if memory.out_at_s is not None and load.at_s - memory.out_at_s < policy.pause_s:
+        return False
+    if load.executors == 0 and (load.ready or load.hosts_wanted):
+        return True
+    return (load.ready > 0 and load.oldest_s >= policy.age_s) or (
+        load.hosts_wanted > 0 and load.room_wait_s >= policy.age_s
+    )
+
+
+def _bounded(policy: Policy, count: float) -> int:
+    return min(max(math.ceil(count), policy.least), policy.most)

@@ -1,0 +1,178 @@
+"""The decision about a pool's size, whatever the load."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandfleet.shared.scaling.decision import Load, Memory, Policy, decide
+from sandfleet.shared.scaling.settings import ScalerSettings, Target
+
+NOW = 1_000_000.0
+DEFAULT = ScalerSettings().policy(Target(service="c/s", least=0, most=50, slots=16))  # type: ignore[call-arg]
+
+durations = st.floats(0, 1000)
+policies = st.builds(
+    lambda least, room, **rest: Policy(least=least, most=least + room, **rest),
+    least=st.integers(0, 5),
+    room=st.integers(1, 50),
+    slots=st.integers(1, 100),
+    age_s=durations,
+    drain_s=st.floats(1, 1000),
+    fill=st.floats(0.1, 1),
+    pause_s=durations,
+    in_after_s=durations,
+    run_s=st.floats(0.1, 1000),
+)
+memories = st.builds(
+    Memory,
+    out_at_s=st.none() | st.floats(NOW - 1000, NOW),
+    low_since_s=st.none() | st.floats(NOW - 1000, NOW),
+    low_peak=st.integers(0, 60),
+)
+counts = st.integers(0, 5000)
+
+
+@st.composite
+def loads(draw: st.DrawFn) -> Load:
+    executors = draw(st.integers(0, 60))
+    slots = executors * draw(st.integers(1, 100))
+    ready = draw(counts)
+    return Load(
+        at_s=NOW,
+        ready=ready,
+        oldest_s=draw(durations) if ready else 0.0,
+        executors=executors,
+        idle=draw(st.integers(0, executors)),
+        slots=slots,
+        busy=draw(st.integers(0, slots)),
+        run_s=draw(st.none() | st.floats(0, 1000)),
+        hosts_taken=draw(st.floats(0, 60)),
+        hosts_wanted=draw(st.floats(0, 60)),
+        room_wait_s=draw(durations),
+    )
+
+
+@given(policies, loads(), st.integers(0, 60), memories, counts, durations, st.floats(0, 60), durations)
+def test_more_and_older_work_never_means_fewer_executors(
+    policy: Policy,
+    load: Load,
+    desired: int,
+    memory: Memory,
+    more: int,
+    older_s: float,
+    hosts: float,
+    wait_s: float,
+) -> None:
+    """Monotone in the backlog, its age, and the sandboxes that wait for room."""
+    loaded = replace(
+        load,
+        ready=load.ready + more,
+        oldest_s=load.oldest_s + older_s if load.ready + more else 0.0,
+        hosts_wanted=load.hosts_wanted + hosts,
+        room_wait_s=load.room_wait_s + wait_s,
+    )
+    assert decide(policy, loaded, desired, memory).desired >= decide(policy, load, desired, memory).desired
+
+
+@given(policies, loads(), st.integers(0, 60), memories)
+def test_a_pool_stays_within_its_bounds(policy: Policy, load: Load, desired: int, memory: Memory) -> None:
+    """Whatever it was before, since the bounds may have been changed."""
+    assert policy.least <= decide(policy, load, desired, memory).desired <= policy.most
+
+
+@given(policies, loads(), st.integers(0, 60), memories)
+def test_only_idle_executors_are_taken(policy: Policy, load: Load, desired: int, memory: Memory) -> None:
+    """Red when a pool shrinks by what it has too much. (A lowered bound is an order.)"""
+    desired = min(max(desired, policy.least), policy.most)
+    assert desired - decide(policy, load, desired, memory).desired <= load.idle
+
+
+@given(policies, loads())
+def test_the_first_run_brings_the_first_executor(policy: Policy, load: Load) -> None:
+    """From zero nobody waits for an age: red when the pool waits until the run is old enough."""
+    none = replace(load, executors=0, idle=0, slots=0, busy=0, ready=max(1, load.ready), oldest_s=0.0)
+    assert decide(policy, none, 0, Memory()).desired >= 1
+
+
+@given(policies, loads(), st.integers(0, 60), memories)
+def test_nothing_ready_brings_nothing(policy: Policy, load: Load, desired: int, memory: Memory) -> None:
+    """Runs that are capped, delayed or wait for their thread are not ready, so however many they are, the load is this."""
+    desired = min(max(desired, policy.least), policy.most)
+    calm = replace(load, ready=0, oldest_s=0.0, hosts_wanted=0.0, room_wait_s=0.0)
+    assert decide(policy, calm, desired, memory).desired <= desired
+
+
+def run(policy: Policy, levels: list[int], desired: int, every_s: float = 10.0) -> list[int]:
+    """Counts over time under a demand of so many slots at each step, with a fleet that is there as soon as it is asked for."""
+    memory, found = Memory(), []
+    for step, demand in enumerate(levels):
+        slots = desired * policy.slots
+        busy = min(demand, slots)
+        ready = demand - busy
+        load = Load(
+            at_s=NOW + step * every_s,
+            ready=ready,
+            oldest_s=every_s if ready else 0.0,
+            executors=desired,
+            idle=max(0, desired - -(-busy // policy.slots)),
+            slots=slots,
+            busy=busy,
+            run_s=30.0,
+        )
+        decision = decide(policy, load, desired, memory)
+        desired, memory = decision.desired, decision.memory
+        found.append(desired)
+    return found
+
+
+def reversals(found: list[int]) -> int:
+    """How often the direction of change turns."""
+    steps = [b - a for a, b in itertools.pairwise(found) if a != b]
+    return sum(a * b < 0 for a, b in itertools.pairwise(steps))
+
+
+@given(st.integers(1, 600), st.lists(st.floats(0, 1), min_size=100, max_size=150), st.integers(0, 50))
+def test_noise_moves_nothing(level: int, noise: list[float], desired: int) -> None:
+    """Demand that stays between a level and as much more as `fill` leaves: the pool finds a size and keeps it. It grows, or
+    shrinks, or shrinks too far once for not having seen the peak yet, and never after that. Red without `fill`, or without the
+    memory of the peak."""
+    top = max(level, int(level * (1 + DEFAULT.fill) / (2 * DEFAULT.fill)))
+    found = run(DEFAULT, [level + round(n * (top - level)) for n in noise], desired)
+    assert reversals(found) <= 1
+
+
+@given(st.lists(st.integers(0, 800), min_size=60, max_size=120), st.integers(0, 50))
+def test_a_pool_shrinks_no_more_often_than_its_patience_allows(levels: list[int], desired: int) -> None:
+    """Under any demand at all, however it jumps. Red without the pause before shrinking."""
+    found = run(DEFAULT, levels, desired)
+    shrunk = [n for n, (a, b) in enumerate(itertools.pairwise(found), 1) if b < a]
+    assert all((b - a) * 10.0 >= DEFAULT.in_after_s for a, b in itertools.pairwise(shrunk))
+
+
+@given(st.lists(st.integers(0, 800), min_size=60, max_size=120), st.integers(0, 50))
+def test_a_pool_grows_no_more_often_than_its_pause_allows(levels: list[int], desired: int) -> None:
+    """Red without the pause after growing."""
+    found = run(replace(DEFAULT, pause_s=30.0), levels, desired)
+    grown = [n for n, (a, b) in enumerate(itertools.pairwise(found), 1) if b > a]
+    assert all((b - a) * 10.0 >= 30.0 for a, b in itertools.pairwise(grown))
+
+
+@pytest.mark.parametrize(("run_s", "executors"), [(0.6, 1), (6.0, 7), (60.0, 63), (6000.0, 63)])
+def test_a_backlog_of_short_runs_brings_few_executors(run_s: float, executors: int) -> None:
+    """A thousand ready runs and no executor. Slots are shared for a minute; of runs that are longer each needs its own.
+    Red when a slot is asked for each run."""
+    policy = replace(DEFAULT, most=1000, drain_s=60.0)
+    load = Load(NOW, 1000, 0.0, 0, 0, 0, 0, run_s)
+    assert decide(policy, load, 0, Memory()).desired == executors
+
+
+def test_what_has_been_asked_for_is_not_asked_for_again() -> None:
+    """Executors take a minute to start, while the backlog is as it was. Red when the living ones are counted instead."""
+    load = Load(NOW, 64, 60.0, 1, 0, 16, 16, 600.0)
+    first = decide(DEFAULT, load, 1, Memory())
+    assert first.desired == 5
+    again = decide(DEFAULT, replace(load, at_s=NOW + 60), first.desired, first.memory)
+    assert again.desired == 5
