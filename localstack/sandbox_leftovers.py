@@ -1,4 +1,4 @@
-"""The rule within the Docker Engine: a run's sandbox is gone soon after the run's end."""
+"""The rule within the Docker Engine: a run's sandbox is gone soon after the run's end, and one without a run after its own."""
 
 import asyncio
 import time
@@ -27,7 +27,8 @@ async def check_sandboxes(
             """select c.name, r.finished_at < clock_timestamp() - make_interval(secs => %s), r.run_id is null
                from unnest(%s::text[], %s::uuid[]) c (name, run_id)
                left join runs r on r.run_id = c.run_id
-               where r.run_id is null or r.finished_at is not null""",
+               where (r.run_id is null or r.finished_at is not null)
+                 and not exists (select 1 from sandboxes s where s.sandbox_id = c.run_id and s.expires_at > clock_timestamp())""",
             (GONE_S, [c.name for c in found], [c.run_id for c in found]),
         )
         rows = await cursor.fetchall()

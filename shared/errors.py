@@ -1,5 +1,9 @@
 """The one exception hierarchy. Every error has a stable code, an HTTP status and a message that says what to do."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
 
 class SandfleetError(Exception):
     """Base of all errors of sandfleet itself; a graph's own exceptions never derive from it.
@@ -10,6 +14,8 @@ class SandfleetError(Exception):
 
     code = "internal"
     status = 500
+    extra: Mapping[str, Any] = MappingProxyType({})
+    """More fields of the API's answer."""
 
     def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
         super().__init__(message)

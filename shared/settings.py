@@ -137,6 +137,10 @@ class Settings(BaseSettings):
         100_000, ge=1, description="Runs of a tenant that may wait; more answers 429."
     )
 
+    tenant_max_sandboxes: int = Field(
+        100, ge=0, description="Sandboxes without a run that a tenant may have at once; more answers 429."
+    )
+
     # --- sandboxes -----------------------------------------------------------------------------------------------
     sandbox: str = Field(
         "docker",

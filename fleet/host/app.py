@@ -32,6 +32,8 @@ class AcquireRequest(Body):
     """What the run's sandbox is made from if it has none yet."""
 
     template: str = Field(DEFAULT, max_length=63)
+    anew: bool = False
+    """Whether one that was made for an earlier attempt gives way to a new one."""
 
 
 class SnapshotRequest(Body):
@@ -108,7 +110,9 @@ class HostApi:
         cut_off = (self._clock.age_s() or 0) > _CUT_OFF_S
         body = await request.read()
         asked = AcquireRequest.model_validate_json(body) if body else AcquireRequest()
-        acquired = await self._registry.acquire(request[FENCE], asked.template, may_create=not cut_off)
+        acquired = await self._registry.acquire(
+            request[FENCE], asked.template, may_create=not cut_off, anew=asked.anew
+        )
         restored = acquired.sandbox.restored
         return web.json_response(
             {

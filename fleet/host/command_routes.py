@@ -20,6 +20,7 @@ from sandfleet.shared.templates import Template
 _MAX_MESSAGE_BYTES = 1024 * 1024  # of a websocket
 _HEARTBEAT_S = 20.0  # a client that is gone without a word is noticed after about one and a half of these
 _FIRST_MESSAGE_S = 10.0
+_BEGIN_S = 0.25  # a command that says nothing for so long has begun, and its caller hears so
 Name = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+$")]
 STDOUT, STDERR = b"\x01", b"\x02"  # first byte of a binary message to the client
 
@@ -184,18 +185,27 @@ async def _say(socket: web.WebSocketResponse, event: dict[str, Any]) -> None:
 
 
 async def _stream_events(request: web.Request, events: AsyncIterator[Event]) -> web.StreamResponse:
-    """Events as one JSON object a line. What fails before the first event has an HTTP status; later, a line."""
+    """Events as one JSON object a line. What fails at once has an HTTP status; later, a line."""
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-    event: Event | None = await anext(events, None)
-    await response.prepare(request)
+    beginning = asyncio.ensure_future(anext(events, None))
     try:
-        while event is not None:
-            kind, value = event
-            data = {"data": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
-            await response.write(json.dumps({"event": kind, **data}).encode() + b"\n")
-            event = await anext(events, None)
-    except SandfleetError as error:
-        await response.write(json.dumps(_error_event(error)).encode() + b"\n")
+        await asyncio.wait({beginning}, timeout=_BEGIN_S)
+        if beginning.done():
+            beginning.result()
+        await response.prepare(request)
+        try:
+            event: Event | None = await beginning
+            while event is not None:
+                kind, value = event
+                data = {"data": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
+                await response.write(json.dumps({"event": kind, **data}).encode() + b"\n")
+                event = await anext(events, None)
+        except SandfleetError as error:
+            await response.write(json.dumps(_error_event(error)).encode() + b"\n")
+    finally:
+        while not beginning.done():
+            beginning.cancel()
+            await asyncio.wait({beginning})
     await response.write_eof()
     return response
 

@@ -1,4 +1,4 @@
-"""The host's word with PostgreSQL: registration, the database's clock, and which runs are over."""
+"""The host's word with PostgreSQL: registration, the database's clock, and which sandboxes nobody owns any more."""
 
 import asyncio
 import logging
@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import LiteralString, NamedTuple
 
 import psycopg
+from psycopg.types.json import Jsonb
 
 from sandfleet.fleet.host.clock import DatabaseClock
 from sandfleet.fleet.host.registry import Registry
@@ -19,21 +20,25 @@ _ANSWER_TIMEOUT_S = 10.0
 
 _BEAT: LiteralString = """
     insert into hosts (host_id, instance, address, remote, backend, room, sandboxes, memory, pids, most, memory_taken,
-                       pids_taken, draining)
+                       pids_taken, draining, templates)
     values (%(host_id)s, %(instance)s, %(address)s, %(remote)s, %(backend)s, %(room)s, %(sandboxes)s, %(memory)s, %(pids)s,
-            %(most)s, %(memory_taken)s, %(pids_taken)s, %(draining)s)
+            %(most)s, %(memory_taken)s, %(pids_taken)s, %(draining)s, %(templates)s)
     on conflict (host_id) do update set
         instance = excluded.instance, address = excluded.address, remote = excluded.remote, backend = excluded.backend,
         room = excluded.room, sandboxes = excluded.sandboxes, memory = excluded.memory, pids = excluded.pids,
         most = excluded.most, memory_taken = excluded.memory_taken, pids_taken = excluded.pids_taken,
-        draining = excluded.draining, heartbeat_at = clock_timestamp()
+        draining = excluded.draining, templates = excluded.templates, heartbeat_at = clock_timestamp()
     returning extract(epoch from clock_timestamp())::float8
 """
 _OVER: LiteralString = """
     select held.tenant, held.user_id, held.run_id
     from unnest(%s::text[], %s::text[], %s::uuid[]) as held (tenant, user_id, run_id)
     left join runs using (tenant, user_id, run_id)
-    where runs.status is null or runs.status in ('success', 'error', 'timeout', 'interrupted')
+    where (runs.status is null or runs.status in ('success', 'error', 'timeout', 'interrupted'))
+      and not exists (
+        select 1 from sandboxes s join placements p on p.tenant = s.tenant and p.user_id = s.user_id and p.run_id = s.sandbox_id
+        where s.tenant = held.tenant and s.user_id = held.user_id and s.sandbox_id = held.run_id
+          and s.expires_at > clock_timestamp() and p.host_id = %s)
 """
 
 
@@ -104,6 +109,7 @@ class Heartbeat:
             "memory_taken": taken.memory,
             "pids_taken": taken.pids,
             "draining": self._registry.draining,
+            "templates": Jsonb(self._registry.offers()),
         }
         row = await (await self._connection.execute(_BEAT, values)).fetchone()
         assert row is not None
@@ -112,7 +118,7 @@ class Heartbeat:
         if not keys:
             return []
         columns = ([k.tenant for k in keys], [k.user_id for k in keys], [k.run_id for k in keys])
-        rows = await (await self._connection.execute(_OVER, columns)).fetchall()
+        rows = await (await self._connection.execute(_OVER, (*columns, self._about.host_id))).fetchall()
         return [RunKey(*row) for row in rows]
 
     async def deregister(self) -> None:

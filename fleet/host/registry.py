@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 _REMEMBER_S = 3600.0
 _TEND_EVERY_S = 1.0
 _SWEEP_EVERY = 5  # of these
+_CUT_OFF = "This sandbox host is cut off from PostgreSQL and makes no new sandboxes."
 _SAVE_S = 20.0  # for the workspaces of a host that stops; what is not kept by then is lost
 
 
@@ -64,8 +65,9 @@ class _Seen:
 
 
 class _Creation(NamedTuple):
-    """A sandbox that is being made for a run."""
+    """A sandbox that is being made for a run, for one of its attempts."""
 
+    attempt: int
     template: Template
     task: asyncio.Task[Sandbox]
 
@@ -116,6 +118,14 @@ class Registry:
         """How many more sandboxes of a template fit."""
         return 0 if self.draining else self.capacity.room(self.taken(), self._templates[template])
 
+    def offers(self) -> dict[str, dict[str, float]]:
+        """What sandboxes can be made of here, for those who choose a host: ``memory``, ``pids`` and ``lifetime_s``."""
+        return {
+            t.name: {"memory": t.memory, "pids": t.pids, "lifetime_s": t.lifetime_s}
+            for t in self._templates.values()
+            if t.name not in self._backend.refused
+        }
+
     def keys(self) -> list[RunKey]:
         """Runs that have a sandbox here."""
         return [*self._sandboxes, *self._creating]
@@ -154,21 +164,26 @@ class Registry:
             self._lost.pop(fence.key, None)  # who knows of the loss and comes again has accepted it
         return reason
 
-    async def acquire(self, fence: Fence, template: str = DEFAULT, *, may_create: bool = True) -> Acquired:
-        """The run's sandbox, created from the template if it has none. Calls at once get the same one.
+    async def acquire(
+        self, fence: Fence, template: str = DEFAULT, *, may_create: bool = True, anew: bool = False
+    ) -> Acquired:
+        """The run's sandbox, created from the template if it has none. Calls at once get the same one. With ``anew`` one that
+        was made for an earlier attempt gives way to it.
 
         Raises NoRoom if the host is full, HostUnavailable if there is none and ``may_create`` is false, and
         TemplateUnavailable if this host cannot make sandboxes of the template.
         """
         key = fence.key
+        if anew and self._has_earlier(fence):
+            if not may_create:
+                raise HostUnavailable(_CUT_OFF)
+            await self.remove(key)
         if sandbox := self._sandboxes.get(key):
             return Acquired(sandbox, created=False, lost=self._tell_or_forget(fence))
         creation = self._creating.get(key)
         if created := creation is None:
             if not may_create:
-                raise HostUnavailable(
-                    "This sandbox host is cut off from PostgreSQL and makes no new sandboxes."
-                )
+                raise HostUnavailable(_CUT_OFF)
             made_of = self._template(template)
             if not self.room(template):
                 raise NoRoom(
@@ -177,9 +192,16 @@ class Registry:
             self._make_way(made_of)
             task = asyncio.create_task(self._create(fence, made_of), name=f"create sandbox for {key.run_id}")
             task.add_done_callback(lambda task: task.cancelled() or task.exception())  # maybe nobody waits
-            creation = self._creating[key] = _Creation(made_of, task)
+            creation = self._creating[key] = _Creation(fence.attempt, made_of, task)
         sandbox = await asyncio.shield(creation.task)
         return Acquired(sandbox, created, self._tell_or_forget(fence))
+
+    def _has_earlier(self, fence: Fence) -> bool:
+        """Whether there is, or is being made, a sandbox for an attempt before this one."""
+        if creation := self._creating.get(fence.key):
+            return creation.attempt < fence.attempt
+        sandbox = self._sandboxes.get(fence.key)
+        return sandbox is not None and sandbox.made_for < fence.attempt
 
     def _template(self, name: str) -> Template:
         template = self._templates.get(name)
@@ -220,6 +242,7 @@ class Registry:
                 raise
         finally:
             del self._creating[key]
+        sandbox.made_for = fence.attempt
         self._sandboxes[key] = sandbox
         self._keep(key, sandbox)
         spent_ms = round((time.monotonic() - start) * 1000)
@@ -241,6 +264,7 @@ class Registry:
                     sandbox.handle,
                     sandbox.secret,
                     DatabaseClock.local() - (time.monotonic() - sandbox.born),
+                    sandbox.made_for,
                 )
             )
 
@@ -263,6 +287,7 @@ class Registry:
             shutil.rmtree(folder, ignore_errors=True)
             return
         sandbox.born = time.monotonic() - (DatabaseClock.local() - kept.born_at)
+        sandbox.made_for = kept.made_for
         self._sandboxes[key] = sandbox
         self._serve_in_background(sandbox)
 

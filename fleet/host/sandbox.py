@@ -57,6 +57,8 @@ class Sandbox:
         self.key = launch.key
         self.template = launch.template
         self.born = time.monotonic()
+        self.made_for = 0
+        """The attempt that it was made for."""
         self.restored: Snapshot | None = None
         """What its workspace began with."""
         self.secret = secret

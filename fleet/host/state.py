@@ -13,7 +13,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Kept:
-    """A sandbox of a run. ``secret`` proves its agent, ``born_at`` is on CLOCK_BOOTTIME, ``attempt`` the highest seen."""
+    """A sandbox of a run. ``secret`` proves its agent, ``born_at`` is on CLOCK_BOOTTIME, ``attempt`` the highest seen,
+    ``made_for`` the one that it was made for."""
 
     sandbox_id: str
     tenant: str
@@ -24,6 +25,7 @@ class Kept:
     handle: str
     secret: str
     born_at: float
+    made_for: int = 0
 
     @property
     def key(self) -> RunKey:

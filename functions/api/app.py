@@ -11,7 +11,16 @@ from sandfleet import __version__
 from sandfleet.functions.api import docs, errors
 from sandfleet.functions.api.auth import Authentication
 from sandfleet.functions.api.resources import Resources
-from sandfleet.functions.api.routes import assistants, runs, stateless_runs, system, thread_state, threads
+from sandfleet.functions.api.routes import (
+    assistants,
+    runs,
+    sandbox_commands,
+    sandboxes,
+    stateless_runs,
+    system,
+    thread_state,
+    threads,
+)
 from sandfleet.shared.settings import Settings
 
 _EXPOSED = ("location", "content-location", "x-pagination-total", "x-pagination-next", "retry-after")
@@ -57,7 +66,16 @@ def create_app(settings: Settings, *, buffered: bool = False) -> FastAPI:
     )
     app.state.resources = resources
     # Routes are tried in this order: those of runs, which cost the most requests, come first.
-    for module in (runs, stateless_runs, threads, thread_state, assistants, system):
+    for module in (
+        runs,
+        stateless_runs,
+        threads,
+        thread_state,
+        assistants,
+        sandboxes,
+        sandbox_commands,
+        system,
+    ):
         app.include_router(module.router)
     errors.install(app)
     docs.install(app)

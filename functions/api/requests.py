@@ -1,10 +1,12 @@
 """What handlers read from a request: who asks, the resources of the process, and a bounded, validated JSON body."""
 
+import asyncio
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 from uuid import UUID
 
 from pydantic import BaseModel, ValidationError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from sandfleet.functions.api.errors import invalid
 from sandfleet.functions.api.resources import Resources
@@ -13,6 +15,7 @@ from sandfleet.shared.ids import Owner
 from sandfleet.shared.json_text import parse_json
 
 M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 
 
 def caller(request: Request) -> Owner:
@@ -100,3 +103,25 @@ def query_int(request: Request, name: str, default: int, low: int, high: int) ->
 def query_list(request: Request, name: str) -> list[str]:
     """All values of a repeated query parameter, empty ones left out."""
     return [value for value in request.query_params.getlist(name) if value]
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Do something for as long as the client waits for it. Raises ClientDisconnect. The body must have been read."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait((doing, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not doing.done():
+            raise ClientDisconnect
+        return doing.result()
+    finally:
+        leaving.cancel()
+        while not doing.done():  # a library below may swallow a cancellation
+            doing.cancel()
+            await asyncio.wait((doing,), timeout=1.0)
+        if not doing.cancelled():
+            doing.exception()

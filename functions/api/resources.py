@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -17,6 +18,9 @@ from sandfleet.shared.store.ready import count_ready
 from sandfleet.shared.store.submission import Submitter
 from sandfleet.shared.streams.hub import Hub
 from sandfleet.shared.waker import Waker
+
+if TYPE_CHECKING:
+    from sandfleet.functions.api.host_client import HostClient
 
 _log = logging.getLogger(__name__)
 _ANSWER_S = 15.0  # a request gives a database up that does not answer, and says so
@@ -51,6 +55,13 @@ class Resources:
         self._is_open = False
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @cached_property
+    def hosts(self) -> "HostClient":
+        """The sandbox hosts; its library is imported when it is first needed."""
+        from sandfleet.functions.api.host_client import HostClient
+
+        return HostClient(self.settings)
+
     async def open(self) -> None:
         """Open everything; later calls do nothing. Servers that do not answer yet are found when they are needed."""
         if self._is_open:
@@ -83,6 +94,8 @@ class Resources:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.hub.aclose()
+        if "hosts" in vars(self):
+            await self.hosts.aclose()
         await self.redis.aclose()
         await self.permits.aclose()
         await self.pool.close()

@@ -21,7 +21,9 @@ def error_response(error: SandfleetError, headers: Mapping[str, str] | None = No
     all_headers = dict(headers or {})
     if error.retry_after_s is not None:
         all_headers["retry-after"] = str(error.retry_after_s)
-    return json_response({"detail": error.message, "code": error.code}, error.status, all_headers)
+    return json_response(
+        {"detail": error.message, "code": error.code, **error.extra}, error.status, all_headers
+    )
 
 
 def no_content() -> Response:

@@ -139,7 +139,12 @@ _RULES = {
         "",
         """select p.run_id, coalesce('on ' || p.host_id, 'it waits for room') from placements p
            left join runs r using (tenant, user_id, run_id)
-           where r.run_id is null or r.status not in ('pending', 'running')""",
+           left join sandboxes s on s.tenant = p.tenant and s.user_id = p.user_id and s.sandbox_id = p.run_id
+           where s.sandbox_id is null and (r.run_id is null or r.status not in ('pending', 'running'))""",
+    ),
+    "sandbox beyond its time": (
+        "",
+        f"select sandbox_id, 'nobody has removed it' from sandboxes where expires_at < {_IN_TIME}",
     ),
     "executor that is gone": (
         "",

@@ -1,9 +1,11 @@
-"""Forgetting what is old: idempotency keys, threads of stateless runs, journals, operations and parts that are gone."""
+"""Forgetting what is old: idempotency keys, threads of stateless runs, journals, operations, sandboxes, parts that are gone."""
 
 from typing import Any, LiteralString
 from uuid import UUID
 
 from psycopg import AsyncConnection
+
+from sandfleet.shared.store import sandboxes
 
 Connection = AsyncConnection[Any]
 
@@ -25,6 +27,7 @@ OLD_JOURNALS: LiteralString = """(
 OLD_OPERATIONS: LiteralString = f"""(
   (select min(finished_at) from runs where kind <> 'run' and finished_at is not null)
     < now() - make_interval(secs => {FORGET_S}))"""
+OLD_SANDBOXES: LiteralString = "((select min(expires_at) from sandboxes) < now())"
 SILENT: LiteralString = f"""(
   (select least((select min(heartbeat_at) from executors), (select min(heartbeat_at) from hosts)))
     < now() - make_interval(secs => {FORGET_S}))"""
@@ -95,6 +98,11 @@ async def forget_operations(connection: Connection) -> int:
         (FORGET_S, BATCH),
     )
     return cursor.rowcount
+
+
+async def expire_sandboxes(connection: Connection) -> int:
+    """Remove sandboxes without a run whose time is over; their hosts see that nobody owns them any more."""
+    return await sandboxes.expire(connection, BATCH)
 
 
 async def forget_silent(connection: Connection) -> int:

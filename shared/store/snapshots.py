@@ -70,17 +70,24 @@ async def record(connection: Connection, key: RunKey, snapshot: dict[str, Any], 
 
 
 async def to_restore(connection: Connection, key: RunKey) -> Snapshot | None:
-    """What a new sandbox of a run begins with: the run's own latest snapshot; else, if the run goes on where an interrupted run
-    of its thread stopped (it brings no input), what that one left."""
+    """What a new sandbox begins with: the latest snapshot of its own, unless it was begun anew since then; else, if it is of a
+    run that goes on where an interrupted run of its thread stopped (it brings no input), what that one left; or, if it is of
+    no run, what its owner chose."""
     async with connection.cursor(row_factory=class_row(Snapshot)) as cursor:
         await cursor.execute(
             f"""select {_COLUMNS} from (
                   select s.*, 0 as place from snapshots s
                   where s.tenant = %(tenant)s and s.user_id = %(user_id)s and s.run_id = %(run_id)s
+                    and not exists (select 1 from sandboxes b where b.tenant = s.tenant and b.user_id = s.user_id
+                      and b.sandbox_id = s.run_id and b.begun_at > s.created_at)
                   union all
                   select s.*, 1 from runs r join snapshots s using (tenant, user_id, thread_id)
                   where r.tenant = %(tenant)s and r.user_id = %(user_id)s and r.run_id = %(run_id)s
                     and s.reason = 'interrupt' and r.kwargs ->> 'input' is null
+                  union all
+                  select s.*, 1 from sandboxes b join snapshots s on s.tenant = b.tenant and s.user_id = b.user_id
+                    and s.snapshot_id = b.begins_with
+                  where b.tenant = %(tenant)s and b.user_id = %(user_id)s and b.sandbox_id = %(run_id)s
                 ) found where expires_at > clock_timestamp() order by place, created_at desc limit 1""",
             key._asdict(),
         )

@@ -26,10 +26,12 @@ from sandfleet.shared.store.expiry import (
     OLD_JOURNALS,
     OLD_KEYS,
     OLD_OPERATIONS,
+    OLD_SANDBOXES,
     OLD_THREADS,
     SILENT,
     expire_journals,
     expire_keys,
+    expire_sandboxes,
     expire_threads,
     forget_operations,
     forget_silent,
@@ -124,6 +126,7 @@ async def sweep(
         _Step(OLD_THREADS, partial(expire_threads, connection)),
         _Step(OLD_JOURNALS, partial(expire_journals, connection, journal_retention_s)),
         _Step(OLD_OPERATIONS, partial(forget_operations, connection)),
+        _Step(OLD_SANDBOXES, partial(expire_sandboxes, connection)),
         _Step(SILENT, partial(forget_silent, connection)),
     ]
     cursor = await connection.execute(

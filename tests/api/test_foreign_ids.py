@@ -19,6 +19,8 @@ _BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/threads/{thread_id}/state/checkpoint"): {"checkpoint": {"checkpoint_ns": ""}},
     ("POST", "/assistants/{assistant_id}/latest"): {"version": 1},
     ("PATCH", "/assistants/{assistant_id}"): {"name": "stolen"},
+    ("POST", "/sandboxes/{sandbox_id}/exec"): {"command": "true"},
+    ("POST", "/sandboxes/{sandbox_id}/exec/stream"): {"command": "true"},
 }
 CHECKPOINT = "1ef4a9b8-e6fb-67b1-8001-abd5184439d1"
 
@@ -52,6 +54,7 @@ async def test_every_route_answers_404_to_a_foreign_id(api: Api, intruder: str) 
             "{run_id}": made["run_id"],
             "{assistant_id}": assistant["assistant_id"],
             "{checkpoint_id}": CHECKPOINT,
+            "{sandbox_id}": await _sandbox(api),
         }
         before = await _everything(api)
         routes = routes_with_ids(api.app)
@@ -85,10 +88,28 @@ async def test_every_route_answers_404_to_a_foreign_id(api: Api, intruder: str) 
             assert found.json() == []
             assert (await http.post("/threads/count", json={"values": {"secret": 1}})).json() == 0
             assert (await http.post("/assistants/count", json={"name": "mine"})).json() == 0
+            assert (await http.get("/sandboxes")).json() == []
+            found = await http.post("/sandboxes/search", json={"metadata": {"mine": True}})
+            assert found.json() == []
             run_of_theirs = await http.post("/runs", json={"assistant_id": assistant["assistant_id"]})
             assert run_of_theirs.status_code == 404
             await http.delete(f"/threads/{own}")
         assert await _everything(api) == before
+
+
+async def _sandbox(api: Api) -> str:
+    """A sandbox of alice's. There is no host: whoever gets beyond its id is answered 503."""
+    rows = await api.sql(
+        """insert into sandboxes (tenant, user_id, sandbox_id, template, metadata, expires_at)
+           values ('acme', 'alice', gen_random_uuid(), 'default', '{"mine": true}', clock_timestamp() + interval '1 h')
+           returning sandbox_id"""
+    )
+    await api.sql(
+        """insert into placements (tenant, user_id, run_id, template, memory, pids, sandbox_id)
+           values ('acme', 'alice', %s, 'default', 1, 1, 'abc')""",
+        rows[0][0],
+    )
+    return str(rows[0][0])
 
 
 async def _everything(api: Api) -> list[Any]:
@@ -101,6 +122,8 @@ async def _everything(api: Api) -> list[Any]:
             "assistant_versions",
             "state_snapshots",
             "idempotency_keys",
+            "sandboxes",
+            "placements",
         )
         if table != "threads"
     ] + [

@@ -16,10 +16,12 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 HANDLERS = ("api.lambda_handler", "sweeper.handler", "dead_letters.handler", "scaler.handler")
 
-# As a cold start does, and then what is only imported at the first permit; no server has to answer for that.
+# As a cold start does, and then what is only imported at the first permit or sandbox; no server has to answer for that.
 COLD_START = """
 import asyncio, json, sys
 __import__(sys.argv[1])
+if ".api." in sys.argv[1]:
+    import sandfleet.functions.api.host_client
 from sandfleet.shared.permits import Permits
 from sandfleet.shared.settings import Settings
 

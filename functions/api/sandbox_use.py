@@ -1,0 +1,227 @@
+"""Sandboxes without a run: made, used, and made anew when they were lost.
+
+PostgreSQL says which generation counts and where it is; every request to a host carries a token for it. When a generation is
+lost, the next one is made at once, and one call fails with ``sandbox_lost`` that says what is in it.
+"""
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from sandfleet.functions.api.host_ask import Ask
+from sandfleet.functions.api.resources import Resources
+from sandfleet.functions.api.sandbox_errors import (
+    HostAway,
+    HostRefused,
+    HostUnavailable,
+    NoRoom,
+    SandboxLost,
+    TooManySandboxes,
+)
+from sandfleet.shared import sandbox_token
+from sandfleet.shared.errors import InvalidRequest, NotFound
+from sandfleet.shared.ids import Fence, Owner, RunKey, new_id
+from sandfleet.shared.store import sandboxes
+from sandfleet.shared.store.sandboxes import Sandbox, Wish
+
+if TYPE_CHECKING:
+    import httpx
+
+_TOKEN_S = 60.0  # a token is checked when a request begins; what goes on needs no other
+_PATIENCE_S = 5.0  # a host that restarts costs a pause
+_PAUSE_S = 0.25
+_REMOVE_S = 2.0  # the host notices by itself that nobody owns the sandbox any more
+MISSING = "Sandbox not found, or its time is over."
+_NO_HOST = "No sandbox host is there. Start one (python -m sandfleet.fleet.host), then try again."
+_FULL = "No sandbox host has room. Try again when a sandbox has ended."
+_GONE = "The sandbox was lost: its host is gone."
+_RESTARTED = "The sandbox was lost: its host has restarted."
+_NOT_BEGUN = "The snapshot that the sandbox was to begin with is gone."
+
+
+async def create(found: Resources, owner: Owner, wish: Wish) -> Sandbox:
+    """Make a sandbox. Raises InvalidRequest and NotFound for what was wished, TooManySandboxes, NoRoom and HostUnavailable."""
+    key = RunKey(*owner, new_id())
+    own = await found.hosts.own()
+    outcome, detail = await sandboxes.create(found.pool, key, wish, own, found.settings.tenant_max_sandboxes)
+    if outcome == "limit":
+        raise TooManySandboxes(
+            f"The tenant has {detail} sandboxes, as many as it may have. Delete one, or wait until one's time is over.",
+            retry_after_s=10,
+        )
+    if outcome == "no_snapshot":
+        raise NotFound("Snapshot not found, or its time is over.")
+    if outcome == "no_template":
+        raise InvalidRequest(f"template: there is none of this name, only {detail}")
+    if outcome == "too_long":
+        raise InvalidRequest(f"ttl_s: sandboxes of this template live {float(detail or 0):g} s at most")
+    _check_placed(outcome)
+    use = Use(found, key)
+    try:
+        return await use.ready()
+    except BaseException:
+        await sandboxes.remove(found.pool, key)
+        raise
+
+
+async def delete(found: Resources, key: RunKey) -> None:
+    """End a sandbox. Raises NotFound."""
+    row = await sandboxes.get(found.pool, key)
+    if row is None or not await sandboxes.remove(found.pool, key):
+        raise NotFound(MISSING)
+    try:
+        async with asyncio.timeout(_REMOVE_S):
+            await Use(found, key).tell(row, Ask("DELETE", "/sandbox"))
+    except (HostUnavailable, HostRefused, TimeoutError):
+        return
+
+
+def _check_placed(outcome: str) -> None:
+    if outcome == "full":
+        raise NoRoom(_FULL, retry_after_s=5)
+    if outcome == "no_host":
+        raise HostUnavailable(_NO_HOST, retry_after_s=5)
+
+
+class Use:
+    """One request's use of a sandbox. ``generation`` is the one that its caller knows, if it says so."""
+
+    def __init__(self, found: Resources, key: RunKey, generation: int | None = None) -> None:
+        self._found = found
+        self._key = key
+        self._generation = generation
+
+    async def ready(self) -> Sandbox:
+        """The sandbox, made if it is not. Raises NotFound, SandboxLost if the caller has to hear of a loss, and what keeps it
+        from being made."""
+        row = await self._row()
+        if row.known is None:
+            row = await self._make(row)
+        if self._generation not in (None, row.generation) or not row.told:
+            await sandboxes.told(self._found.pool, Fence(self._key, row.generation))
+            raise _lost(row)
+        return row
+
+    async def open(self, ask: Ask) -> "httpx.Response":
+        """Ask the sandbox's host; the response's body is still to be read, and the caller closes it.
+
+        Raises as `ready` does, HostRefused for what the sandbox cannot do, and HostUnavailable.
+        """
+        return (await self.open_at(ask))[1]
+
+    async def open_at(self, ask: Ask) -> "tuple[int, httpx.Response]":
+        """As `open`, with the generation that was asked."""
+        patient_until = time.monotonic() + _PATIENCE_S
+        while True:
+            row = await self.ready()
+            try:
+                if row.host_id is None or row.address is None:
+                    raise HostAway(_GONE)
+                return row.generation, await self._send(row, ask)
+            except HostAway:
+                if row.address is not None and row.host_here:
+                    if time.monotonic() > patient_until:
+                        raise
+                    await asyncio.sleep(_PAUSE_S)
+                    continue
+                raise await self.lost(row.generation, _GONE) from None
+            except HostRefused as refused:
+                if refused.code == "superseded" and time.monotonic() < patient_until:
+                    await asyncio.sleep(_PAUSE_S)
+                    continue
+                raise await self.explained(row.generation, refused) from None
+
+    async def json(self, ask: Ask) -> dict[str, Any]:
+        """As `open`, with the whole answer."""
+        return await self._found.hosts.whole(await self.open(ask))
+
+    async def explained(self, generation: int, refused: HostRefused) -> Exception:
+        """What a host's refusal means to the caller."""
+        if refused.code == "sandbox_lost":
+            return await self.lost(generation, refused.message)
+        if refused.code == "no_sandbox":
+            return await self.lost(generation, _RESTARTED)
+        if refused.status in (401, 403):
+            return HostUnavailable(
+                f"The sandbox's host refused the API's token ({refused.code}): API and hosts need one "
+                "SANDFLEET_HOST_SECRET."
+            )
+        return refused
+
+    async def lost(self, generation: int, reason: str) -> Exception:
+        """A generation is gone: make the next one, and say what is in it."""
+        await sandboxes.lose(self._found.pool, Fence(self._key, generation), reason)
+        try:
+            return _lost(
+                await Use(self._found, self._key).ready()
+            )  # another request has told of it; so does this one
+        except (SandboxLost, NotFound, HostUnavailable, HostRefused) as error:
+            return error
+
+    async def tell(self, row: Sandbox, ask: Ask) -> None:
+        """Ask the host of a sandbox that may be gone already."""
+        if row.host_id is not None:
+            response = await self._send(row, ask)
+            await response.aclose()
+
+    async def _row(self) -> Sandbox:
+        row = await sandboxes.get(self._found.pool, self._key)
+        if row is None:
+            raise NotFound(MISSING)
+        return row
+
+    async def _send(self, row: Sandbox, ask: Ask) -> "httpx.Response":
+        assert row.host_id is not None
+        return await self._found.hosts.open(row.host_id, row.remote, self._token(row), ask)
+
+    def _token(self, row: Sandbox) -> str:
+        secret = self._found.settings.host_secret
+        if not secret:
+            raise HostUnavailable(
+                "Sandboxes are not set up: SANDFLEET_HOST_SECRET is empty. Give the API the key that its hosts have."
+            )
+        expires_at = min(row.now + _TOKEN_S, row.expires)
+        return sandbox_token.sign(secret, Fence(self._key, row.generation), expires_at)
+
+    async def _make(self, row: Sandbox) -> Sandbox:
+        """Make the sandbox's generation on a host that takes it."""
+        fence = Fence(self._key, row.generation)
+        own = await self._found.hosts.own()
+        refused: list[str] = []
+        why: Exception | None = None
+        while True:
+            placed = await sandboxes.place(self._found.pool, fence, own, refused)
+            if placed.outcome == "superseded":
+                row = await self._row()
+                return row if row.known is not None else await self._make(row)
+            if why is not None and placed.outcome != "placed":
+                raise why
+            _check_placed(placed.outcome)
+            assert placed.host_id is not None
+            try:
+                acquired = await self._found.hosts.json(
+                    placed.host_id,
+                    placed.remote,
+                    self._token(row),
+                    Ask("PUT", "/sandbox", json={"template": row.template, "anew": True}),
+                )
+                break
+            except HostUnavailable as error:
+                why = error
+            except HostRefused as error:
+                if error.code not in ("no_room", "sandbox_host_unavailable", "template_unavailable"):
+                    raise
+                why = NoRoom(_FULL, retry_after_s=5) if error.code == "no_room" else error
+            refused.append(placed.host_id)
+        restored = acquired["restored"] and UUID(acquired["restored"]["snapshot_id"])
+        if row.begins_with is not None and restored is None and row.lost is None:
+            await sandboxes.lose(self._found.pool, fence, _NOT_BEGUN)
+        elif await sandboxes.made(self._found.pool, fence, acquired["sandbox_id"], restored):
+            return await self._row()
+        row = await self._row()
+        return row if row.known is not None else await self._make(row)
+
+
+def _lost(row: Sandbox) -> SandboxLost:
+    return SandboxLost(row.lost or _RESTARTED, row.generation, row.restored)
