@@ -5,6 +5,7 @@ SHELL := /bin/sh
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+WORKERS ?= 2
 UV := $(or $(shell uv --version >/dev/null 2>&1 && command -v uv),.tools/bin/uv)
 export UV_PYTHON_DOWNLOADS ?= never
 # Compiled files make every start of the stack quicker.
@@ -23,8 +24,8 @@ demo: install ## Start a stack, let an agent solve a task in its sandbox, stop e
 dev: install ## Run the stack until Ctrl-C
 	@$(BIN)/sandfleet dev
 
-test: install-dev ## Run all tests on real servers and a real Docker Engine
-	@$(BIN)/python -m pytest
+test: install-dev ## Run all tests on real servers and a real Docker Engine, in WORKERS processes
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 check: install-dev ## Formatting, lint, types, import boundaries, unit tests
 	$(BIN)/ruff format --check .

@@ -1,3 +1,18 @@
 """Fixtures of all tests. They are lazy: tests that ask for none of them start nothing."""
 
-pytest_plugins = ["tests.fixtures_servers", "tests.fixtures_stack", "tests.fixtures_leaks"]
+import pytest
+
+pytest_plugins = [
+    "tests.fixtures_servers",
+    "tests.fixtures_engine",
+    "tests.fixtures_stack",
+    "tests.fixtures_leaks",
+]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of a file in one process, which shares what its module starts, when several processes run tests."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))

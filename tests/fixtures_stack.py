@@ -1,6 +1,5 @@
 """The whole of sandfleet for tests: real servers, a real Docker Engine, the project in ``tests/projects/basic``."""
 
-import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -9,34 +8,13 @@ import pytest
 from langgraph_sdk import get_client
 from langgraph_sdk.client import LangGraphClient
 
-from sandfleet.fleet.host.base_image import ensure_image
-from sandfleet.localstack.engine import choose_sandboxing, ensure_bwrap, ensure_nft
 from sandfleet.localstack.stack import Stack
 from sandfleet.localstack.supervisor import AlreadyRunning
-from tests.fixtures_servers import ROOT, open_supervisor
+from tests.fixtures_servers import ROOT
 
 PROJECT = Path(__file__).parent / "projects" / "basic" / "langgraph.json"
-IMAGE = "sandfleet-sandbox:latest"
 # A dead executor's run is taken over after a lease: shorter than in production, longer than this machine's hiccups.
 SETTINGS = {"SANDFLEET_LEASE_S": "6", "SANDFLEET_RENEW_EVERY_S": "1.5", "SANDFLEET_DRAIN_GRACE_S": "5"}
-
-
-@pytest.fixture(scope="session")
-async def engine() -> AsyncIterator[str]:
-    """Address (``DOCKER_HOST``) of a Docker Engine that has the sandbox image; started here if none answers.
-
-    bwrap is there too, for the tests of the other backend, and nftables, for sandboxes with a network.
-    """
-    supervisor = await open_supervisor("engine")
-    try:
-        chosen = await choose_sandboxing(supervisor, "docker", ROOT.parent / "docker", os.environ, print)
-        assert chosen.docker_host is not None
-        await ensure_image(chosen.docker_host, IMAGE, on_progress=print)
-        await ensure_bwrap(print)
-        await ensure_nft(print)
-        yield chosen.docker_host
-    finally:
-        await supervisor.close()
 
 
 async def start_stack(

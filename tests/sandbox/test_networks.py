@@ -23,6 +23,8 @@ from tests.waiting import eventually
 POOL = ipaddress.IPv4Network("10.253.224.0/24")
 ONE = ipaddress.IPv4Network("10.253.225.16/28")
 FILE = '[templates.open]\nnetwork = "egress"\n'
+# Bridges and rules are the machine's: tests that count them, or take them away, go one after the other.
+pytestmark = pytest.mark.xdist_group("networks")
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from sandfleet.fleet.sandbox.client import SandboxClient
 from sandfleet.fleet.sandbox.errors import TemplateUnavailable
 from sandfleet.shared.settings import Settings
 from sandfleet.shared.templates import DEFAULT, read_templates
-from tests.fixtures_stack import IMAGE
+from tests.fixtures_engine import IMAGE
 
 # An interpreter of an older version, as far as a program can see.
 OLD_PYTHON = """#!/usr/bin/bash
