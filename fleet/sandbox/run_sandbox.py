@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -33,6 +34,7 @@ from sandfleet.shared.templates import DEFAULT
 _HOST_PATIENCE_S = 5.0  # a host that restarts or is full for a moment costs a pause, not a failed tool call
 _ROOM_PATIENCE_S = 1.0
 _HOST_PAUSE_S = 0.25
+_LOOP_PATIENCE_S = 60.0  # beyond what a graph that blocks the loop for a while costs its neighbours
 _RESTARTED = "The sandbox was lost: its host is gone or has restarted."
 
 T = TypeVar("T")
@@ -90,6 +92,8 @@ class RunSandbox:
         self._to_know: str | None = None
         self._untold: SandboxLost | None = None
         self._lock = asyncio.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
         self._template = DEFAULT
         self.files = SandboxFiles(self._use)
         self.processes = SandboxProcesses(self._use)
@@ -204,6 +208,26 @@ class RunSandbox:
         if not self._acquired:
             return None
         return await self._use(lambda client, token: client.snapshot(token, reason))
+
+    def from_thread(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do ``work`` with this sandbox for code in another thread than the graphs' event loop, and wait for it here.
+
+        Raises what ``work`` raises, and SandboxError when the event loop waits for this thread itself.
+        """
+        begun = threading.Event()
+
+        async def begin() -> T:
+            begun.set()
+            return await work()
+
+        if threading.get_ident() != self._thread:
+            future = asyncio.run_coroutine_threadsafe(begin(), self._loop)
+            if begun.wait(_LOOP_PATIENCE_S) or not future.cancel():
+                return future.result()
+        raise SandboxError(
+            "The sandbox cannot be used here: the event loop that it needs waits for this code. In async nodes use the "
+            "async methods, and await graphs (ainvoke)."
+        )
 
     async def close(self) -> None:
         """Remove the sandbox if this attempt used one. Never raises: what fails here the host reaps."""
@@ -386,3 +410,13 @@ class _Refused(Exception):
 
 current_sandbox: ContextVar[RunSandbox] = ContextVar("sandfleet_current_sandbox")
 """The sandbox of the run that the current task works for; set by the executor."""
+
+
+def running_sandbox() -> RunSandbox:
+    """The sandbox of the run that the current code works for. Raises SandboxError where no executor runs it."""
+    sandbox = current_sandbox.get(None)
+    if sandbox is None:
+        raise SandboxError(
+            "There is no sandbox here: sandbox tools work in runs that a sandfleet executor executes."
+        )
+    return sandbox

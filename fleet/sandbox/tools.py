@@ -1,11 +1,10 @@
 """Tools for any graph: run commands and read, write and list files in the run's own sandbox."""
 
-import codecs
-
 from langchain_core.tools import BaseTool, ToolException, tool
 from langgraph.prebuilt import ToolRuntime
 
-from sandfleet.fleet.sandbox.run_sandbox import ExecResult, RunSandbox, current_sandbox
+from sandfleet.fleet.sandbox.output import Streamed, storable
+from sandfleet.fleet.sandbox.run_sandbox import ExecResult, running_sandbox
 from sandfleet.fleet.tools import idempotent, needs_sandbox
 from sandfleet.shared.errors import SandboxError
 
@@ -13,20 +12,6 @@ from sandfleet.shared.errors import SandboxError
 _SHOWN_CHARS = 20_000
 _READ_BYTES = 4 * 1024 * 1024
 _SHOWN_ENTRIES = 500
-
-
-class _Streamed:
-    """Hands a command's output on while it runs, as text, with characters that were cut between pieces kept whole."""
-
-    def __init__(self, runtime: ToolRuntime) -> None:
-        self._runtime = runtime
-        self._decoders = {
-            name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")
-        }
-
-    def __call__(self, stream: str, data: bytes) -> None:
-        if text := _storable(self._decoders[stream].decode(data)):
-            self._runtime.emit_output_delta({"stream": stream, "text": text})
 
 
 @tool
@@ -37,7 +22,9 @@ async def execute(command: str, runtime: ToolRuntime, timeout_s: float | None = 
     background with & keep running. A command over its time limit (timeout_s, in seconds) is killed.
     """
     try:
-        result = await _sandbox().exec(command, timeout_s=timeout_s, on_output=_Streamed(runtime))
+        result = await running_sandbox().exec(
+            command, timeout_s=timeout_s, on_output=Streamed(runtime.emit_output_delta)
+        )
     except SandboxError as error:
         raise _shown(error) from error
     return _report(result)
@@ -47,7 +34,7 @@ async def execute(command: str, runtime: ToolRuntime, timeout_s: float | None = 
 async def read_file(path: str, first_line: int = 1, lines: int = 2000) -> str:
     """Read a text file under /workspace or /tmp: at most `lines` lines, from line `first_line` (counted from 1)."""
     try:
-        data = await _sandbox().read_file(path, limit=_READ_BYTES + 1)
+        data = await running_sandbox().read_file(path, limit=_READ_BYTES + 1)
     except SandboxError as error:
         raise _shown(error) from error
     text = _text(data[:_READ_BYTES])
@@ -68,17 +55,17 @@ async def write_file(path: str, content: str) -> str:
     """Write a text file under /workspace or /tmp, replacing it if it exists. Missing directories are made."""
     data = content.encode("utf-8", "replace")
     try:
-        await _sandbox().write_file(path, data)
+        await running_sandbox().write_file(path, data)
     except SandboxError as error:
         raise _shown(error) from error
-    return f"wrote {len(data)} bytes to {_storable(path)}"
+    return f"wrote {len(data)} bytes to {storable(path)}"
 
 
 @tool
 async def list_files(path: str = "/workspace") -> str:
     """List a directory under /workspace or /tmp: one entry a line, directories with a slash, files with their size."""
     try:
-        found = await _sandbox().list_files(path)
+        found = await running_sandbox().list_files(path)
     except SandboxError as error:
         raise _shown(error) from error
     entries = found["entries"]
@@ -100,17 +87,8 @@ for _tool in (
     idempotent(_tool)
 
 
-def _sandbox() -> RunSandbox:
-    sandbox = current_sandbox.get(None)
-    if sandbox is None:
-        raise SandboxError(
-            "There is no sandbox here: sandbox tools work in runs that a sandfleet executor executes."
-        )
-    return sandbox
-
-
 def _shown(error: SandboxError) -> ToolException:
-    return ToolException(f"{error.code}: {_storable(error.message)}")
+    return ToolException(f"{error.code}: {storable(error.message)}")
 
 
 def _report(result: ExecResult) -> str:
@@ -138,18 +116,13 @@ def _report(result: ExecResult) -> str:
 
 def _line(name: str, kind: str, size: int) -> str:
     # A name may hold any character, also one that would forge another entry.
-    shown = _storable(name).encode("unicode_escape").decode() if not name.isprintable() else name
+    shown = storable(name).encode("unicode_escape").decode() if not name.isprintable() else name
     suffix = {"directory": "/", "file": f"\t{size}", "symlink": "@"}.get(kind, "\t(special)")
     return shown + suffix
 
 
 def _text(data: bytes) -> str:
-    return _storable(data.decode("utf-8", "replace"))
-
-
-def _storable(text: str) -> str:
-    """Text without what PostgreSQL or JSON cannot hold: U+0000 and lone surrogates become U+FFFD."""
-    return text.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return storable(data.decode("utf-8", "replace"))
 
 
 def _shortened(text: str) -> str:

@@ -76,7 +76,9 @@ print(f"This ran on Python {platform.python_version()} in {os.getcwd()} as user 
 '''
 
 
-def _coder(name: str, program: str, opening: str, command: str) -> Script:
+def _coder(name: str, program: str, opening: str, command: str, *, deep: bool) -> Script:
+    """``deep`` calls the tools as deep agents have them: other arguments, absolute paths."""
+    where = {"file_path": f"/workspace/{name}"} if deep else {"path": name}
     return parse_script(
         {
             "chunk_chars": 24,
@@ -84,7 +86,7 @@ def _coder(name: str, program: str, opening: str, command: str) -> Script:
             "turns": [
                 {
                     "text": opening,
-                    "tool_calls": [{"name": "write_file", "args": {"path": name, "content": program}}],
+                    "tool_calls": [{"name": "write_file", "args": {**where, "content": program}}],
                 },
                 {
                     "text": "Written. Now I run it.",
@@ -100,42 +102,51 @@ def _coder(name: str, program: str, opening: str, command: str) -> Script:
     )
 
 
-_CODERS = {
-    "fibonacci": _coder(
-        "fibonacci_primes.py",
-        _FIBONACCI,
-        "I will test the first 30 Fibonacci numbers one by one in a small program.",
-        "python3 fibonacci_primes.py",
-    ),
-    "prime": _coder(
-        "primes.py",
-        _PRIMES,
-        "A sieve is the quickest way. I write it as a small program.",
-        "python3 primes.py",
-    ),
-    "pi": _coder(
-        "pi.py",
-        _PI,
-        "Machin's formula with integers gives exact digits. I write it down.",
-        "python3 pi.py",
-    ),
-}
-_ANY_TASK = _coder(
-    "task.py",
-    _ANY,
-    "I start with a small program that looks at the task.",
-    "python3 task.py <<'TASK'\n{{prompt}}\nTASK",
-)
+def _coders(*, deep: bool) -> dict[str, Script]:
+    """By a word of the task; the empty one is for any other."""
+    return {
+        "fibonacci": _coder(
+            "fibonacci_primes.py",
+            _FIBONACCI,
+            "I will test the first 30 Fibonacci numbers one by one in a small program.",
+            "python3 fibonacci_primes.py",
+            deep=deep,
+        ),
+        "prime": _coder(
+            "primes.py",
+            _PRIMES,
+            "A sieve is the quickest way. I write it as a small program.",
+            "python3 primes.py",
+            deep=deep,
+        ),
+        "pi": _coder(
+            "pi.py",
+            _PI,
+            "Machin's formula with integers gives exact digits. I write it down.",
+            "python3 pi.py",
+            deep=deep,
+        ),
+        "": _coder(
+            "task.py",
+            _ANY,
+            "I start with a small program that looks at the task.",
+            "python3 task.py <<'TASK'\n{{prompt}}\nTASK",
+            deep=deep,
+        ),
+    }
 
-MODELS = ("scripted", "scripted-coder")
+
+_CODERS = {"scripted-coder": _coders(deep=False), "scripted-deep": _coders(deep=True)}
+
+MODELS = ("scripted", *_CODERS)
 
 
 def builtin_script(model: str, conversation: Conversation) -> Script:
     """The script of this model name; unknown names greet."""
-    if model != "scripted-coder":
+    if model not in _CODERS:
         return GREETING
     words = "".join(c if c.isalpha() else " " for c in conversation.prompt.lower()).split()
-    for key, script in _CODERS.items():
-        if key in words or f"{key}s" in words:
+    for key, script in _CODERS[model].items():
+        if not key or key in words or f"{key}s" in words:
             return script
-    return _ANY_TASK
+    raise AssertionError("the last one fits any task")
