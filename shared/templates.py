@@ -117,6 +117,11 @@ class GraphTemplates(BaseModel):
     template: str = DEFAULT
     choices: tuple[str, ...] = ()
 
+    @property
+    def offered(self) -> list[str]:
+        """What runs of the graph may have; the first is what they get unless they ask."""
+        return list(dict.fromkeys((self.template, *self.choices)))
+
 
 class Templates(BaseModel):
     """All templates of a deployment by name, and what the graphs may use. ``default`` is always there."""
@@ -139,16 +144,23 @@ class Templates(BaseModel):
 
         Raises TemplateRefused unless the file offers the wish for this graph.
         """
-        rules = self.graphs.get(graph_id, GraphTemplates())
-        if wish is None or wish == rules.template:
-            return rules.template
-        if not isinstance(wish, str) or wish not in rules.choices:
-            offered = ", ".join([rules.template, *rules.choices])
-            raise TemplateRefused(
-                f"Runs of graph {graph_id!r} may not use this {CONFIG_KEY}: choose one of {offered}, or offer it in "
-                f"{FILE_NAME} ([graphs.{graph_id}] choices)."
-            )
-        return wish
+        return choose(graph_id, self.offered(graph_id), wish)
+
+    def offered(self, graph_id: str) -> list[str]:
+        """The templates that runs of a graph may have, the one that they get unless they ask first."""
+        return self.graphs.get(graph_id, GraphTemplates()).offered
+
+
+def choose(graph_id: str, offered: list[str], wish: object) -> str:
+    """The template for a run whose caller asked for ``wish``, or for none (None). Raises TemplateRefused."""
+    if wish is None:
+        return offered[0]
+    if not isinstance(wish, str) or wish not in offered:
+        raise TemplateRefused(
+            f"config.configurable.{CONFIG_KEY}: runs of graph {graph_id!r} may have {', '.join(offered)}. Choose one of "
+            f"these, or offer another in {FILE_NAME} ([graphs.{graph_id}] choices)."
+        )
+    return wish
 
 
 def read_templates(settings: Settings) -> Templates:

@@ -68,6 +68,7 @@ class Executor:
     ) -> None:
         self._settings = settings
         self._graphs = graphs
+        self._templates = templates
         self._id = suspects or executor_id(settings.pool)
         self._suspects = suspects is not None
         self._busy_at = time.monotonic()
@@ -148,7 +149,7 @@ class Executor:
         while True:
             try:
                 async with self._chores.connection() as connection:
-                    await register_graphs(connection, self._settings.pool, self._graphs)
+                    await register_graphs(connection, self._settings.pool, self._graphs, self._templates)
                 return
             except (psycopg.OperationalError, OSError, TimeoutError) as error:
                 if time.monotonic() > give_up_at:

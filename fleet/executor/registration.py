@@ -9,6 +9,7 @@ from psycopg import AsyncConnection
 from sandfleet.fleet.graphs.description import drawings, schemas
 from sandfleet.fleet.graphs.loading import Graph
 from sandfleet.shared.ids import graph_assistant_id
+from sandfleet.shared.templates import Templates
 
 Connection = AsyncConnection[Any]
 
@@ -18,18 +19,22 @@ def executor_id(pool: str) -> str:
     return f"{pool}-{uuid4().hex[:12]}"
 
 
-async def register_graphs(connection: Connection, pool: str, graphs: dict[str, Graph]) -> None:
-    """Store each graph's description and make the assistant that every graph has from the start."""
+async def register_graphs(
+    connection: Connection, pool: str, graphs: dict[str, Graph], templates: Templates
+) -> None:
+    """Store each graph's description, what sandboxes it offers, and make the assistant that every graph has from the start."""
     for graph_id, graph in graphs.items():
         async with graph.open({"configurable": {}}) as compiled:
             described = orjson.dumps(schemas(compiled), default=str).decode()
             drawn = orjson.dumps(await drawings(compiled), default=str).decode()
         async with connection.transaction():
             await connection.execute(
-                """insert into graphs (graph_id, pool, schemas, drawings) values (%s, %s, %s::json, %s::json)
+                """insert into graphs (graph_id, pool, schemas, drawings, sandbox_templates)
+                   values (%s, %s, %s::json, %s::json, %s)
                    on conflict (graph_id) do update set pool = excluded.pool, schemas = excluded.schemas,
-                     drawings = excluded.drawings, registered_at = clock_timestamp()""",
-                (graph_id, pool, described, drawn),
+                     drawings = excluded.drawings, sandbox_templates = excluded.sandbox_templates,
+                     registered_at = clock_timestamp()""",
+                (graph_id, pool, described, drawn, templates.offered(graph_id)),
             )
             await connection.execute(
                 """insert into assistants (tenant, user_id, assistant_id, graph_id, name, metadata)

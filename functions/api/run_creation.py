@@ -20,6 +20,7 @@ from sandfleet.shared.store import runs
 from sandfleet.shared.store.assistants import Runnable
 from sandfleet.shared.store.submission import Accepted, Submission, submit_on
 from sandfleet.shared.streams.announce import announce_ends
+from sandfleet.shared.templates import CONFIG_KEY, choose
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}", re.ASCII)
 
@@ -95,6 +96,8 @@ async def plan(
     temporary = stateless and body.on_completion == "delete"
     config, context = _merged(assistant, body)
     checkpoint = _checkpoint(body, thread)
+    if assistant.sandbox_templates is not None:
+        choose(assistant.graph_id, assistant.sandbox_templates, config["configurable"].get(CONFIG_KEY))
     config["configurable"] |= {
         "thread_id": str(thread),
         "run_id": str(key.run_id),

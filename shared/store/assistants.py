@@ -48,6 +48,8 @@ class Runnable:
     config: str
     context: str
     metadata: str
+    sandbox_templates: list[str] | None
+    """The sandbox templates that its runs may have; None: not known here, the executor checks it."""
     is_system: bool
     """It is the deployment's own."""
 
@@ -79,7 +81,7 @@ async def find_runnable(pool: Pool, owner: Owner, assistant_id: UUID) -> Runnabl
     async with pool.connection() as connection, connection.cursor(row_factory=class_row(Runnable)) as cursor:
         await cursor.execute(
             f"""select assistant_id, graph_id, pool, config::text as config, context::text as context,
-                       metadata::text as metadata, tenant = '' as is_system
+                       metadata::text as metadata, sandbox_templates, tenant = '' as is_system
                 from assistants join graphs using (graph_id)
                 where {_VISIBLE} and assistant_id = %(id)s {_MINE_FIRST}""",
             _scope(owner, id=assistant_id),

@@ -1,6 +1,13 @@
 """Agents that use their sandbox: a real container each."""
 
 import asyncio
+from contextlib import suppress
+
+import psycopg
+import pytest
+from langgraph_sdk.errors import UnprocessableEntityError
+
+from tests.waiting import eventually
 
 
 async def outputs(client, *commands):
@@ -101,13 +108,39 @@ async def test_a_caller_may_ask_for_a_template_that_the_graph_offers(client):
         assert f"total {mebibytes}" in values["results"][0]
 
 
-async def test_a_template_that_is_not_offered_ends_the_run_before_its_graph_starts(client):
+async def test_a_template_that_is_not_offered_is_refused(client):
     """Red when a wish is taken as it comes, or is ignored: a caller could open networks, or think that one is open."""
+    config = {"configurable": {"sandbox_template": "closed"}}
+    with pytest.raises(UnprocessableEntityError, match=r"config\.configurable\.sandbox_template"):
+        await client.runs.create(None, "sandboxed", input={"commands": ["true"]}, config=config)
+
+
+async def test_a_template_that_is_not_offered_any_more_ends_the_run_before_its_graph_starts(client, stack):
+    """Red when an executor takes what the API let through: a deploy may have taken the template away meanwhile."""
     thread = await client.threads.create()
     config = {"configurable": {"sandbox_template": "closed"}}
-    run = await client.runs.create(
-        thread["thread_id"], "sandboxed", input={"commands": ["true"]}, config=config
-    )
+
+    async def offer(templates):
+        async with await psycopg.AsyncConnection.connect(stack.info.database_url) as connection:
+            cursor = await connection.execute(
+                """with old as (select sandbox_templates from graphs where graph_id = 'sandboxed')
+                   update graphs set sandbox_templates = %s from old where graph_id = 'sandboxed'
+                   returning old.sandbox_templates""",
+                (templates,),
+            )
+            return (await cursor.fetchone())[0]
+
+    async def accepted():
+        with suppress(UnprocessableEntityError):
+            return await client.runs.create(
+                thread["thread_id"], "sandboxed", input={"commands": ["true"]}, config=config
+            )
+
+    before = await offer(None)
+    try:
+        run = await eventually(accepted, 30, "the API knows nothing of the graph's templates")
+    finally:
+        await offer(before)
     await client.runs.join(thread["thread_id"], run["run_id"])
     assert (await client.runs.get(thread["thread_id"], run["run_id"]))["status"] == "error"
     state = await client.threads.get_state(thread["thread_id"])

@@ -55,7 +55,7 @@ def test_a_graph_gets_its_template_and_its_callers_only_what_is_offered(tmp_path
     assert templates.of_run("coder", "big") == "big"
     assert templates.of_run("coder", "default") == "default"
     for graph, wish in (("coder", "web"), ("hello", "web"), ("coder", ["default"]), ("hello", "no such")):
-        with pytest.raises(TemplateRefused, match="choose one of"):
+        with pytest.raises(TemplateRefused, match="Choose one of"):
             templates.of_run(graph, wish)
 
 
