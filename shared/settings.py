@@ -120,6 +120,13 @@ class Settings(BaseSettings):
         10.0, ge=0, description="How long an executor lets runs finish after SIGTERM."
     )
 
+    ecs_agent_uri: str | None = Field(
+        None,
+        validation_alias=AliasChoices("ECS_AGENT_URI", "SANDFLEET_ECS_AGENT_URI"),
+        description="The ECS agent of the task that the executor is; ECS sets it. The executor protects its task from "
+        "scale-in while it executes runs.",
+    )
+
     # --- streams -------------------------------------------------------------------------------------------------
     stream_ttl_s: int = Field(
         3600, gt=0, description="Time to live of a run's stream in Redis after its last event."

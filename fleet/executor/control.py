@@ -18,6 +18,7 @@ from sandfleet.fleet.executor.permit_keeper import PermitKeeper
 from sandfleet.fleet.executor.quarantine import Quarantine
 from sandfleet.fleet.executor.registration import executor_id, heartbeat, register_graphs, sign_off
 from sandfleet.fleet.executor.session import Session
+from sandfleet.fleet.executor.task_protection import TaskProtection
 from sandfleet.fleet.graphs.loading import Graph
 from sandfleet.shared.ids import Fence
 from sandfleet.shared.permits import Permits
@@ -44,6 +45,7 @@ _HEARTBEAT_EVERY_S = 3.0
 _NEXT_SUSPECT_S = 0.25
 _NO_SUSPECT_S = 5.0
 _SUSPECTS_EVERY_S = 1.0
+_PROTECTION_EVERY_S = 0.25
 _LOOK_EVERY_S = 0.25
 _PAUSE_AFTER_ERROR_S = 0.5
 _CANCEL_AGAIN_S = 0.5
@@ -180,6 +182,9 @@ class Executor:
                 self._every(TOP_UP_EVERY_S, self._top_up),
                 self._every(_HEARTBEAT_EVERY_S, self._heartbeat),
             ]
+            if settings.ecs_agent_uri:
+                protection = TaskProtection(settings.ecs_agent_uri, self._executes)
+                duties.append(self._every(_PROTECTION_EVERY_S, protection.protect_the_task))
             if self._permits.has_queue(settings.pool):
                 claiming.append(self._keeper.receive)
                 duties.append(self._keeper.extend)
@@ -282,6 +287,10 @@ class Executor:
                     await advance_clocks(connection, self._settings.pool, clocks)
             except (psycopg.Error, OSError, TimeoutError) as error:  # the next claim moves them further
                 _log.warning("advancing the clocks failed: %s", type(error).__name__)
+
+    def _executes(self) -> bool:
+        """Whether a run is executed here, or in the process for suspects."""
+        return bool(self._held) or self._quarantine.alive
 
     async def _count_ready(self, pool: str, limit: int) -> int:
         async with self._claimer.connection() as connection:

@@ -31,9 +31,14 @@ class Quarantine:
         self._process: Process | None = None
         self._owner = ""  # its executor id
 
+    @property
+    def alive(self) -> bool:
+        """Whether there is such a process now."""
+        return self._process is not None and self._process.returncode is None
+
     async def look_for_suspects(self) -> None:
         """Start the process when runs wait for it and it is our turn. Raises what asking or starting raised."""
-        if self._process is not None and self._process.returncode is None:
+        if self.alive:
             return
         limit = self._settings.poison_limit
         async with self._chores.connection() as connection:
