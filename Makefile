@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo dev test check bench chaos requirements clean
+.PHONY: help install install-dev demo dev test check bench simulate chaos requirements clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -37,6 +37,9 @@ check: install-dev ## Formatting, lint, types, import boundaries, unit tests
 bench: install-dev ## Start a stack and measure it beside the baseline; then how fast it recovers
 	@$(BIN)/sandfleet bench
 	@$(BIN)/sandfleet recovery
+
+simulate: install-dev ## Compare policies of scaling on a simulated fleet; writes docs/scaling.svg
+	@$(BIN)/sandfleet simulate --plot docs/scaling.svg
 
 chaos: install-dev ## Kill, stop and lose everything for RUNS runs; SEED=… replays the faults of a session
 	@$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS))

@@ -136,6 +136,27 @@ def recovery(root: Root = ROOT) -> None:
 
 
 @app.command()
+def simulate(
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write an SVG of the first fleet, too.")
+    ] = None,
+    others: Annotated[
+        bool, typer.Option(help="Other parameters of our own policy instead of other policies.")
+    ] = False,
+    fargate_per_hour: Annotated[float, typer.Option(min=0, help="Price of a task.")] = 0.05,
+    host_per_hour: Annotated[float, typer.Option(min=0, help="Price of a host.")] = 0.10,
+) -> None:
+    """Compare policies of scaling on a simulated fleet: how long runs wait, and what it costs."""
+    from sandfleet.localstack.commands import simulate as command
+
+    raise typer.Exit(
+        command.simulate(
+            plot, try_others=others, fargate_per_hour=fargate_per_hour, host_per_hour=host_per_hour
+        )
+    )
+
+
+@app.command()
 def doctor(root: Root = ROOT) -> None:
     """Check each dependency and say what to do."""
     from sandfleet.localstack import terminal

@@ -1,0 +1,134 @@
+"""``sandfleet simulate``: policies of scaling on simulated fleets. The simulator knows nothing of ours; the decision that ships
+is handed to it here."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from sandfleet.loadtest.simulate.report import Row, plot, table
+from sandfleet.loadtest.simulate.step_scaling import StepScaling
+from sandfleet.loadtest.simulate.target_tracking import TargetTracking, backlog_per_task, cpu
+from sandfleet.loadtest.simulate.traces import Trace, traces
+from sandfleet.loadtest.simulate.world import Machine, Policy, View, World
+from sandfleet.localstack.terminal import err, out
+from sandfleet.shared.scaling.decision import Load, Memory, decide
+from sandfleet.shared.scaling.decision import Policy as Parameters
+from sandfleet.shared.scaling.settings import ScalerSettings, Target
+
+FARGATE_START_S = (30.0, 60.0)
+HOST_START_S = (90.0, 90.0)
+_MOST = 40
+_CPU_WHEN_FULL = 0.6  # of its CPU, by an executor with all slots taken
+_CPU_TARGET = 0.42  # as full as `fill` leaves our own
+_STEPS = ((0.0, 1), (15.0, 2), (55.0, 4))  # as infra_cdk has them
+_TRIED = {
+    "age_s": (2.0, 5.0, 15.0),
+    "drain_s": (15.0, 60.0, 180.0),
+    "pause_s": (0.0, 20.0, 60.0),
+    "fill": (0.5, 0.7, 0.9),
+    "in_after_s": (60.0, 300.0, 900.0),
+}
+
+
+class Shipped:
+    """The decision of the scaler as a policy of the simulator."""
+
+    def __init__(self, parameters: Parameters, every_s: float) -> None:
+        self.every_s = every_s
+        self._parameters = parameters
+        self._memory = Memory()
+
+    def __call__(self, view: View) -> int:
+        load = Load(
+            at_s=view.at_s,
+            ready=view.ready,
+            oldest_s=view.oldest_s,
+            executors=view.executors,
+            idle=view.idle,
+            slots=view.slots,
+            busy=view.busy,
+            run_s=view.run_s,
+        )
+        decision = decide(self._parameters, load, view.desired, self._memory)
+        self._memory = decision.memory
+        return decision.desired
+
+
+def simulate(file: Path | None, *, try_others: bool, fargate_per_hour: float, host_per_hour: float) -> int:
+    """Print the tables; write the plot to ``file`` if one is named. Returns an exit code."""
+    machines = [
+        Machine("Fargate tasks of 64 slots, ready after 30 to 60 s", 64, FARGATE_START_S, fargate_per_hour),
+        Machine("hosts of 128 slots, ready after 90 s", 128, HOST_START_S, host_per_hour),
+    ]
+    given = traces()
+    if try_others:
+        _print_others(given, machines[0])
+        return 0
+    for machine in machines:
+        rows = [
+            Row(trace.name, name, World(trace, machine, make(), start=start).run())
+            for trace in given
+            for name, start, make in _policies(machine)
+        ]
+        _print(f"\n{machine.name}\n\n{table(rows, machine)}")
+        if file is not None and machine is machines[0]:
+            try:
+                plot(rows, machine, file, f"Scaling policies on {machine.name}")
+            except ImportError:
+                err.print("The plot needs matplotlib, which `make install-dev` installs.")
+                return 1
+    return 0
+
+
+def _print(text: str) -> None:
+    out.print(text, markup=False)
+
+
+def _parameters(machine: Machine, least: int) -> Parameters:
+    settings = ScalerSettings.model_construct()
+    return settings.policy(Target(service="c/s", least=least, most=_MOST, slots=machine.slots))
+
+
+def _policies(machine: Machine) -> Iterator[tuple[str, int, Callable[[], Policy]]]:
+    """Name, executors at the start, and a maker of each."""
+    defaults = ScalerSettings.model_construct()
+    every_s, age_s, least = defaults.every_s, defaults.age_s, 1
+    per_task = machine.slots * defaults.fill_fraction
+    yield "CPU", least, lambda: TargetTracking(cpu(_CPU_WHEN_FULL), _CPU_TARGET, least=least, most=_MOST)
+    yield (
+        "backlog per task",
+        least,
+        lambda: TargetTracking(backlog_per_task, per_task, least=least, most=_MOST),
+    )
+    yield (
+        "queue age, alarms",
+        least,
+        lambda: StepScaling(age_s, _STEPS, slots=machine.slots, least=least, most=_MOST),
+    )
+    yield "queue age, fast path", least, lambda: Shipped(_parameters(machine, least), every_s)
+    yield "fast path, from zero", 0, lambda: Shipped(_parameters(machine, 0), every_s)
+
+
+def _with(parameters: Parameters, name: str, value: float) -> Parameters:
+    changed: dict[str, Any] = {name: value}
+    return replace(parameters, **changed)
+
+
+def _print_others(given: list[Trace], machine: Machine) -> None:
+    """One parameter at a time, beside the defaults."""
+    defaults = _parameters(machine, 1)
+    every_s = ScalerSettings.model_construct().every_s
+    rows = []
+    tried = [(name, value) for name, values in _TRIED.items() for value in values]
+    for trace, (name, value) in product(given, tried):
+        marked = " (default)" if getattr(defaults, name) == value else ""
+        policy = Shipped(_with(defaults, name, value), every_s)
+        rows.append(Row(trace.name, f"{name} {value:g}{marked}", World(trace, machine, policy).run()))
+    for trace in given:
+        for every in (10.0, 60.0):
+            outcome = World(trace, machine, Shipped(defaults, every)).run()
+            rows.append(Row(trace.name, f"every_s {every:g}", outcome))
+    rows.sort(key=lambda row: [trace.name for trace in given].index(row.trace))
+    _print(table(rows, machine))
