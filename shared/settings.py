@@ -8,11 +8,13 @@ from functools import cache
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Self
+from urllib.parse import quote, urlsplit, urlunsplit
 
-from pydantic import AliasChoices, Field, ValidationError, model_validator
+from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from sandfleet.shared.aws_requests import read_secrets
 from sandfleet.shared.errors import InvalidSettings
 
 
@@ -27,10 +29,28 @@ class Settings(BaseSettings):
         validation_alias=AliasChoices("DATABASE_URL", "SANDFLEET_DATABASE_URL"),
         description="PostgreSQL 15 or newer, as a libpq URL. The only authority for runs.",
     )
+    database_iam: bool = Field(
+        False,
+        description="Log in to PostgreSQL on RDS with tokens of IAM; SANDFLEET_DATABASE_URL has no password then.",
+    )
     redis_url: str = Field(
         "redis://127.0.0.1:6379/0",
         validation_alias=AliasChoices("REDIS_URL", "SANDFLEET_REDIS_URL"),
         description="Redis 6.2 or newer, or Valkey, cluster mode off: streams, rings, cancel keys.",
+    )
+    admin_secret_arn: str = Field(
+        "",
+        description="Secret with username and password of the database's administrator; for migrations alone.",
+    )
+    redis_password: str = Field(
+        "",
+        repr=False,
+        description="Password of Redis, if SANDFLEET_REDIS_URL has none; usually from a secret.",
+    )
+    secret_arns: list[str] = Field(
+        default_factory=list,
+        description="Secrets of AWS Secrets Manager as a JSON list of ARNs, each a JSON object of further settings, "
+        'e.g. {"redis_password": "…"}; read once, at the start.',
     )
     aws_endpoint_url: str | None = Field(
         None,
@@ -76,6 +96,10 @@ class Settings(BaseSettings):
 
     # --- executor ------------------------------------------------------------------------------------------------
     project: Path | None = Field(None, description="Path of the langgraph.json that the executor serves.")
+    graphs: list[str] = Field(
+        default_factory=list,
+        description="Ids of the project's graphs that this executor serves, as a JSON list; empty: all.",
+    )
     pool: str = Field("default", description="Pool of runs that this executor works on.")
     slots: int = Field(64, ge=1, description="Runs that one executor process executes at once.")
     executor_pool_size: int = Field(
@@ -245,6 +269,21 @@ class Settings(BaseSettings):
     )
     snapshot_keep_s: float = Field(7 * 24 * 3600.0, gt=0, description="How long a snapshot is kept.")
 
+    @field_validator("aws_endpoint_url", mode="after")
+    @classmethod
+    def _empty_is_none(cls, value: str | None) -> str | None:
+        return value or None
+
+    @model_validator(mode="after")
+    def _with_password(self) -> Self:
+        """What connects to Redis knows the URL alone."""
+        parts = urlsplit(self.redis_url)
+        if self.redis_password and parts.password is None:
+            host = parts.netloc.rpartition("@")[2]
+            login = f"{parts.username or ''}:{quote(self.redis_password, safe='')}"
+            self.redis_url = urlunsplit(parts._replace(netloc=f"{login}@{host}"))
+        return self
+
     @model_validator(mode="after")
     def _often_enough(self) -> Self:
         """A lease must survive a renewal that fails, and a sweep that comes late must not look like a database that was
@@ -260,9 +299,17 @@ class Settings(BaseSettings):
 
 
 def read_settings() -> Settings:
-    """The settings in the environment. Raises InvalidSettings."""
+    """The settings in the environment, and in the secrets that it names. Raises InvalidSettings."""
     try:
-        return Settings()  # type: ignore[call-arg, unused-ignore]
+        found = Settings()  # type: ignore[call-arg, unused-ignore]
+        if not found.secret_arns:
+            return found
+        more = read_secrets(found.secret_arns, found.aws_region, found.aws_endpoint_url)
+        if unknown := more.keys() - Settings.model_fields.keys():
+            raise InvalidSettings(
+                f"A secret of SANDFLEET_SECRET_ARNS has {min(unknown)!r}, which is no setting."
+            )
+        return Settings(**more)
     except ValidationError as error:
         raise InvalidSettings("; ".join(_explained(problem) for problem in error.errors())) from None
 

@@ -17,6 +17,7 @@ from sandfleet.fleet.executor.quarantine import FLAG, when_parent_ends
 from sandfleet.fleet.graphs.loading import load_graphs
 from sandfleet.fleet.graphs.project import apply_environment, read_project
 from sandfleet.shared import garbage, logs
+from sandfleet.shared.db import logins
 from sandfleet.shared.errors import GraphLoadError, SandfleetError
 from sandfleet.shared.settings import settings
 from sandfleet.shared.templates import read_templates
@@ -29,10 +30,12 @@ async def _serve() -> None:
     configured = settings()
     if configured.project is None:
         raise GraphLoadError("Set SANDFLEET_PROJECT to the path of a langgraph.json.")
+    logins.keep_fresh(configured)
     project = read_project(configured.project)
     apply_environment(project)
     templates = read_templates(configured)
     templates.check_graphs(project.graphs)
+    project = project.only(configured.graphs)
     suspects = sys.argv[2] if sys.argv[1:2] == [FLAG] else None
     executor = Executor(configured, load_graphs(project), templates, suspects=suspects)
     garbage.settle()

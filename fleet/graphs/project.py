@@ -1,8 +1,9 @@
 """A LangGraph project: the ``langgraph.json`` that the LangGraph CLI reads, with the keys that matter at run time."""
 
 import os
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import orjson
 from dotenv import dotenv_values
@@ -31,6 +32,16 @@ class Project(BaseModel):
         if not isinstance(graphs, dict):
             return graphs
         return {k: v["path"] if isinstance(v, dict) and "path" in v else v for k, v in graphs.items()}
+
+    def only(self, graph_ids: Collection[str]) -> Self:
+        """The project with these graphs alone; with all of them if none is named. Raises GraphLoadError."""
+        if not graph_ids:
+            return self
+        if unknown := set(graph_ids) - self.graphs.keys():
+            raise GraphLoadError(
+                f"SANDFLEET_GRAPHS names {min(unknown)!r}, but langgraph.json has {', '.join(self.graphs)}."
+            )
+        return self.model_copy(update={"graphs": {i: p for i, p in self.graphs.items() if i in graph_ids}})
 
     def import_roots(self) -> list[Path]:
         """Folders that the graphs import from, the project's own last."""

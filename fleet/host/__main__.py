@@ -29,6 +29,7 @@ from sandfleet.fleet.host.snapshots import Snapshots
 from sandfleet.fleet.host.state import StateFolder
 from sandfleet.fleet.host.warm import Refill
 from sandfleet.shared import logs
+from sandfleet.shared.db import logins
 from sandfleet.shared.errors import SandfleetError
 from sandfleet.shared.settings import Settings, settings
 from sandfleet.shared.templates import Templates, read_templates
@@ -192,6 +193,7 @@ def main() -> None:
     """Entry point of the process."""
     config = settings()
     logs.configure("host", config.log_level)
+    logins.keep_fresh(config)
     try:
         asyncio.run(serve(config, os.environ.get("SANDFLEET_INSTANCE", "default")))
     except SandfleetError as error:

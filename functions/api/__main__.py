@@ -9,6 +9,7 @@ import uvicorn
 from sandfleet.functions.api.app import create_app
 from sandfleet.functions.api.resources import Resources
 from sandfleet.shared import garbage, logs
+from sandfleet.shared.db import logins
 from sandfleet.shared.settings import settings
 
 _DRAIN_S = 10  # for requests that are about to be answered; streams close at once
@@ -39,6 +40,7 @@ def main() -> None:
     """Serve until SIGTERM or SIGINT."""
     configured = settings()
     logs.configure("api", configured.log_level)
+    logins.keep_fresh(configured)
     app = create_app(configured)
     config = uvicorn.Config(
         app,

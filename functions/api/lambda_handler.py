@@ -10,6 +10,7 @@ from mangum import Mangum
 
 from sandfleet.functions.api.app import create_app
 from sandfleet.functions.lambda_logs import lambda_logger
+from sandfleet.shared.db import logins
 from sandfleet.shared.settings import settings
 
 WINDOW_S = 20.0
@@ -27,6 +28,7 @@ _adapter = Mangum(_app, lifespan="off")
 @logger.inject_lambda_context(clear_state=True)
 def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
     """Entry point of the function."""
+    logins.refresh(_configured)
     answer: dict[str, Any] = _adapter(_without_stage(event), context)
     return answer
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from aws_lambda_powertools import Metrics
 from aws_lambda_powertools.metrics import MetricUnit
+from psycopg import AsyncConnection
 from redis.asyncio import Redis
 
 from sandfleet.functions.lambda_database import connect
@@ -36,14 +37,15 @@ metrics = Metrics(namespace="sandfleet", service="sweeper")
 def handler(_: dict[str, Any], context: Any) -> dict[str, int]:
     """Entry point of the function. Returns how many passes were made and how many runs became ready by them."""
     limit_s = context.get_remaining_time_in_millis() / 1000 - _MARGIN_S
-    passes, ready = asyncio.run(_sweep(_configured, min(_configured.lease_s + _MARGIN_S, limit_s)))
+    passes, ready, oldest_s = asyncio.run(_sweep(_configured, min(_configured.lease_s + _MARGIN_S, limit_s)))
     metrics.add_metric(name="SweepPasses", unit=MetricUnit.Count, value=passes)
     metrics.add_metric(name="RunsMadeReady", unit=MetricUnit.Count, value=ready)
+    metrics.add_metric(name="OldestTransactionAge", unit=MetricUnit.Seconds, value=oldest_s)
     logger.info("swept", extra={"passes": passes, "ready": ready})
     return {"passes": passes, "ready": ready}
 
 
-async def _sweep(config: Settings, for_s: float) -> tuple[int, int]:
+async def _sweep(config: Settings, for_s: float) -> tuple[int, int, float]:
     end = time.monotonic() + for_s
     passes = made_ready = missed = 0
     permits = Permits(config)
@@ -51,6 +53,7 @@ async def _sweep(config: Settings, for_s: float) -> tuple[int, int]:
     waker = Waker(redis, permits)
     try:
         async with await connect(config, "sandfleet-sweeper") as connection:
+            oldest_s = await _oldest_transaction_s(connection)
             await set_limits(connection)
             while missed < _OTHERS_SWEEP:
                 next_s = await take_sweep_turn(connection, config.sweep_every_s)
@@ -71,4 +74,15 @@ async def _sweep(config: Settings, for_s: float) -> tuple[int, int]:
     finally:
         await permits.aclose()
         await redis.aclose()
-    return passes, made_ready
+    return passes, made_ready, oldest_s
+
+
+async def _oldest_transaction_s(connection: AsyncConnection[Any]) -> float:
+    """How long the oldest transaction of any client has been open: its snapshot keeps dead rows, which slows claims."""
+    row = await (
+        await connection.execute(
+            """select coalesce(max(extract(epoch from clock_timestamp() - xact_start)), 0)::float from pg_stat_activity
+               where backend_type = 'client backend' and pid <> pg_backend_pid()"""
+        )
+    ).fetchone()
+    return 0.0 if row is None else float(row[0])

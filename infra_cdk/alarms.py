@@ -1,0 +1,225 @@
+"""Alarms for people: each goes to the topic, and has a section of docs/deploy.md."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from aws_cdk import Duration
+from aws_cdk import aws_cloudwatch as cloudwatch
+from aws_cdk import aws_cloudwatch_actions as actions
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_lambda as lambda_
+from aws_cdk import aws_sns as sns
+from aws_cdk import aws_sns_subscriptions as subscriptions
+from constructs import Construct
+
+from sandfleet.infra_cdk.api import Api
+from sandfleet.infra_cdk.cache import Cache
+from sandfleet.infra_cdk.database import Database
+from sandfleet.infra_cdk.gateway import Gateway
+from sandfleet.infra_cdk.queues import Queues
+from sandfleet.infra_cdk.scaling import NAMESPACE, metric
+from sandfleet.infra_cdk.sizes import Size
+
+READY_AGE_S: Final = 300
+PERMIT_AGE_S: Final = 12 * 3600
+"""A permit is held while its run runs and replaced after 11 h, so an older one is nobody's."""
+TRANSACTION_AGE_S: Final = 120
+
+
+def private_topic(scope: Construct, id: str) -> sns.Topic:
+    """A topic that takes messages over TLS alone, and those of this account's alarms."""
+    topic = sns.Topic(scope, id, enforce_ssl=True)
+    topic.add_to_resource_policy(
+        iam.PolicyStatement(
+            actions=["sns:Publish"],
+            principals=[iam.ServicePrincipal("cloudwatch.amazonaws.com")],
+            resources=[topic.topic_arn],
+        )
+    )
+    return topic
+
+
+class Alarms(Construct):
+    """The topic and all alarms."""
+
+    def __init__(self, scope: Construct, id: str, email: str) -> None:
+        super().__init__(scope, id)
+        self.topic = private_topic(self, "Topic")
+        if email:
+            self.topic.add_subscription(subscriptions.EmailSubscription(email))
+        self.all: list[cloudwatch.Alarm] = []
+
+    def add(
+        self,
+        id: str,
+        what: cloudwatch.IMetric,
+        threshold: float,
+        description: str,
+        *,
+        minutes: int = 1,
+        below: bool = False,
+        missing: cloudwatch.TreatMissingData = cloudwatch.TreatMissingData.NOT_BREACHING,
+    ) -> None:
+        """An alarm whose topic is told when it starts and when it is over."""
+        compare = cloudwatch.ComparisonOperator
+        alarm = cloudwatch.Alarm(
+            self,
+            id,
+            metric=what,
+            threshold=threshold,
+            alarm_description=f"{description} See docs/deploy.md#{id.lower()}.",
+            comparison_operator=compare.LESS_THAN_THRESHOLD
+            if below
+            else compare.GREATER_THAN_OR_EQUAL_TO_THRESHOLD,
+            evaluation_periods=minutes,
+            treat_missing_data=missing,
+        )
+        alarm.add_alarm_action(actions.SnsAction(self.topic))
+        alarm.add_ok_action(actions.SnsAction(self.topic))
+        self.all.append(alarm)
+
+    def watch_queues(self, queues: Queues) -> None:
+        """Age of ready runs and of permits, and dead permits."""
+        for pool in queues.of:
+            name = pool.capitalize()
+            self.add(
+                f"ReadyAge{name}",
+                metric("OldestReadyAge", pool),
+                READY_AGE_S,
+                f"A run of the pool {pool} has waited five minutes for an executor.",
+                minutes=3,
+            )
+            self.add(
+                f"PermitAge{name}",
+                queues.of[pool].metric_approximate_age_of_oldest_message(
+                    period=Duration.minutes(1), statistic="Maximum"
+                ),
+                PERMIT_AGE_S,
+                f"A permit of the pool {pool} is older than any run's.",
+            )
+            self.add(
+                f"DeadPermits{name}",
+                queues.dead[pool].metric_approximate_number_of_messages_visible(
+                    period=Duration.minutes(1), statistic="Maximum"
+                ),
+                1,
+                f"Executors of the pool {pool} die with their permits.",
+                minutes=5,
+            )
+            self.add(
+                f"ScalerSilent{name}",
+                metric("OldestReadyAge", pool, "SampleCount"),
+                1,
+                "The scaler publishes nothing, so the fleet does not grow.",
+                minutes=5,
+                below=True,
+                missing=cloudwatch.TreatMissingData.BREACHING,
+            )
+
+    def watch_database(self, database: Database, size: Size) -> None:
+        """What makes PostgreSQL slow or fail."""
+        self.add(
+            "OldestTransaction",
+            cloudwatch.Metric(
+                namespace=NAMESPACE,
+                metric_name="OldestTransactionAge",
+                dimensions_map={"service": "sweeper"},
+                statistic="Maximum",
+                period=Duration.minutes(1),
+            ),
+            TRANSACTION_AGE_S,
+            "A transaction has been open for two minutes: it holds a snapshot, which slows every claim.",
+        )
+        for alarm_id, name, threshold, description, below, minutes in (
+            (
+                "DatabaseConnections",
+                "DatabaseConnections",
+                0.85 * size.database_max_connections,
+                "Nearly all database connections are in use.",
+                False,
+                3,
+            ),
+            ("DatabaseCpu", "CPUUtilization", 85, "The database's CPU has no room.", False, 10),
+            (
+                "DatabaseStorage",
+                "FreeStorageSpace",
+                5 * 1024**3,
+                "The database has less than 5 GiB.",
+                True,
+                5,
+            ),
+        ):
+            if name == "FreeStorageSpace" and database.is_cluster:
+                continue  # Aurora's storage grows by itself
+            self.add(
+                alarm_id,
+                cloudwatch.Metric(
+                    namespace="AWS/RDS",
+                    metric_name=name,
+                    dimensions_map=database.dimension,
+                    statistic="Minimum" if below else "Maximum",
+                    period=Duration.minutes(1),
+                ),
+                threshold,
+                description,
+                below=below,
+                minutes=minutes,
+            )
+
+    def watch_cache(self, cache: Cache) -> None:
+        """Redis without memory drops streams, which clients notice as a resync."""
+        self.add(
+            "CacheMemory",
+            cloudwatch.Metric(
+                namespace="AWS/ElastiCache",
+                metric_name="DatabaseMemoryUsagePercentage",
+                dimensions_map={"CacheClusterId": cache.primary_id},
+                statistic="Maximum",
+                period=Duration.minutes(1),
+            ),
+            90,
+            "Redis is nearly full: the oldest streams go first.",
+            minutes=5,
+        )
+
+    def watch_api(self, api: Api, gateway: Gateway) -> None:
+        """What callers see."""
+        minute = Duration.minutes(1)
+        self.add(
+            "ApiErrors",
+            api.rest.metric_server_error(period=minute, statistic="Sum"),
+            5,
+            "The API answers 5xx.",
+            minutes=3,
+        )
+        self.add(
+            "ApiLatency",
+            api.rest.metric_latency(period=minute, statistic="p50"),
+            5_000,
+            "Half of the requests take more than five seconds.",
+            minutes=10,
+        )
+        self.add(
+            "GatewayTargets",
+            gateway.targets.metrics.unhealthy_host_count(period=minute, statistic="Maximum"),
+            1,
+            "A gateway does not answer its health check.",
+            minutes=5,
+        )
+
+    def watch_functions(self, functions: Iterable[lambda_.Function]) -> None:
+        """Calls that failed, and calls that were refused because the reserved concurrency was in use."""
+        for function in functions:
+            name = function.node.id
+            self.add(
+                f"{name}Errors",
+                function.metric_errors(period=Duration.minutes(5), statistic="Sum"),
+                3,
+                f"The function {name} fails.",
+            )
+            self.add(
+                f"{name}Throttles",
+                function.metric_throttles(period=Duration.minutes(5), statistic="Sum"),
+                10,
+                f"The function {name} is called more often at once than its reserved concurrency.",
+            )

@@ -1,0 +1,132 @@
+"""The API's one address: a Regional REST API before the Lambda, and before the gateway for what streams or waits.
+
+HTTP APIs do not stream. A REST API does since its integrations have a response transfer mode: 15 minutes at most, 5 minutes
+without a byte (the gateway sends one every 15 s), 2 MB/s after the first 10 MB.
+"""
+
+from aws_cdk import Aws, Duration, Fn
+from aws_cdk import aws_apigateway as apigateway
+from aws_cdk import aws_apigatewayv2 as apigatewayv2
+from aws_cdk import aws_lambda as lambda_
+from constructs import Construct
+
+from sandfleet.infra_cdk.emulated import Emulator
+from sandfleet.infra_cdk.gateway import Gateway
+from sandfleet.infra_cdk.logs import log_group
+from sandfleet.infra_cdk.network import Network
+from sandfleet.infra_cdk.paths import STREAMING
+from sandfleet.infra_cdk.sizes import Size
+
+STAGE = "v1"
+STREAM_TIMEOUT = Duration.minutes(15)
+"""The longest that API Gateway takes for a streamed response. Clients come back with Last-Event-ID."""
+
+
+class Api(Construct):
+    """``url`` is what `langgraph-sdk` gets."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        id: str,
+        size: Size,
+        network: Network,
+        function: lambda_.Function,
+        gateway: Gateway,
+        emulator: Emulator,
+    ) -> None:
+        super().__init__(scope, id)
+        access = log_group(self, "AccessLogs", size)
+        self.rest = apigateway.RestApi(
+            self,
+            "Rest",
+            description="sandfleet",
+            endpoint_configuration=apigateway.EndpointConfiguration(types=[apigateway.EndpointType.REGIONAL]),
+            cloud_watch_role=False,
+            disable_execute_api_endpoint=False,
+            min_compression_size=None,
+            deploy_options=apigateway.StageOptions(
+                stage_name=STAGE,
+                tracing_enabled=True,
+                metrics_enabled=True,
+                throttling_rate_limit=size.requests_per_s,
+                throttling_burst_limit=size.requests_per_s * 2,
+                access_log_destination=apigateway.LogGroupLogDestination(access),
+                # Ids and figures; no addresses of callers, no query, no body.
+                access_log_format=apigateway.AccessLogFormat.custom(
+                    '{"requestId":"$context.requestId","method":"$context.httpMethod","path":"$context.resourcePath",'
+                    '"status":"$context.status","bytes":"$context.responseLength","ms":"$context.responseLatency",'
+                    '"integration_ms":"$context.integrationLatency","trace":"$context.xrayTraceId"}'
+                ),
+            ),
+        )
+        self._to_lambda = apigateway.LambdaIntegration(function, proxy=True, allow_test_invoke=False)
+        self._gateway_url = gateway.url
+        self._balancer = gateway.balancer.load_balancer_arn
+        self._emulator = emulator
+        self._link = apigatewayv2.CfnVpcLink(
+            self,
+            "Link",
+            name=Fn.join("-", [Aws.STACK_NAME, "gateway"]),
+            subnet_ids=[subnet.subnet_id for subnet in network.vpc.private_subnets],
+            security_group_ids=[network.link.security_group_id],
+        )
+        self._route()
+        self.url = self.rest.url
+
+    def _route(self) -> None:
+        """All to the Lambda, but the streaming paths.
+
+        API Gateway matches the most specific resource and does not fall back to a wider one, so each resource on the way
+        to a streaming path has to send the rest below it to the Lambda too. A resource with a variable child cannot
+        have a greedy one beside it: there the variable child matches all.
+        """
+        streams = {path: method for method, path in STREAMING}
+        parents = {path.rpartition("/")[0] for path in streams}
+        parents |= {ancestor for path in streams for ancestor in _ancestors(path)}
+        self._send_all_to_lambda(self.rest.root, greedy=True)
+        for path in sorted(parents - {""}, key=lambda p: p.count("/")):
+            variable = any(other.startswith(f"{path}/{{") for other in parents | streams.keys())
+            self._send_all_to_lambda(self.rest.root.resource_for_path(path), greedy=not variable)
+        for path, method in streams.items():
+            resource = self.rest.root.resource_for_path(path)
+            resource.add_method("ANY", self._to_lambda)
+            self._stream(resource, method, path)
+
+    def _send_all_to_lambda(self, resource: apigateway.IResource, *, greedy: bool) -> None:
+        resource.add_method("ANY", self._to_lambda)
+        if greedy:
+            resource.add_resource("{proxy+}").add_method("ANY", self._to_lambda)
+
+    def _stream(self, resource: apigateway.IResource, method: str, path: str) -> None:
+        names = [part.strip("{}") for part in path.split("/") if part.startswith("{")]
+        added = resource.add_method(
+            method,
+            apigateway.HttpIntegration(
+                f"{self._gateway_url}{path}",
+                http_method=method,
+                proxy=True,
+                options=apigateway.IntegrationOptions(
+                    request_parameters={
+                        f"integration.request.path.{name}": f"method.request.path.{name}" for name in names
+                    },
+                ),
+            ),
+            request_parameters={f"method.request.path.{name}": True for name in names},
+        )
+        real, nothing = self._emulator.no.logical_id, Fn.ref("AWS::NoValue")
+        resource_of = added.node.default_child
+        assert isinstance(resource_of, apigateway.CfnMethod)
+        for name, value in {
+            "ConnectionType": "VPC_LINK",
+            "ConnectionId": self._link.ref,
+            "IntegrationTarget": self._balancer,
+            "ResponseTransferMode": "STREAM",
+            "TimeoutInMillis": STREAM_TIMEOUT.to_milliseconds(),
+        }.items():
+            resource_of.add_property_override(f"Integration.{name}", Fn.condition_if(real, value, nothing))
+
+
+def _ancestors(path: str) -> set[str]:
+    parts = path.split("/")
+    return {"/".join(parts[:count]) for count in range(2, len(parts))}

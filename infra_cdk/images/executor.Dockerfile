@@ -1,0 +1,12 @@
+# An executor with the user's project. infra_cdk/packaging.py gathers the context: nothing is fetched here.
+ARG BASE=python:3.13-slim
+FROM ${BASE}
+COPY site /opt/sandfleet
+COPY project /srv/project
+# Compiled once here instead of at each start of a task whose root is read-only.
+RUN python3 -m compileall -q -j 0 /opt/sandfleet /srv/project || true
+ENV PYTHONPATH=/opt/sandfleet PYTHONUNBUFFERED=1
+WORKDIR /srv/project
+USER 65532:65532
+# -P: a module of the project's never hides one of Python's or ours.
+ENTRYPOINT ["python3", "-P", "-m", "sandfleet.fleet.executor"]

@@ -1,0 +1,42 @@
+"""``make synth``: the templates of every size and fleet kind, below ``build/synth``. Needs neither an account nor Docker."""
+
+import json
+import sys
+from itertools import product
+
+from aws_cdk import App
+from aws_cdk import aws_lambda as lambda_
+
+from sandfleet.infra_cdk.deployment import ROOT, WrongContext, read_deployment
+from sandfleet.infra_cdk.packaging import lambda_code
+from sandfleet.infra_cdk.sizes import SIZES
+from sandfleet.infra_cdk.stacks import add_stacks
+
+FLEETS = ("fargate", "hosts", "both")
+
+
+def main() -> None:
+    """Write them and say where."""
+    context = json.loads((ROOT / "cdk.json").read_text())["context"]
+    try:
+        for size, fleet in product(SIZES, FLEETS):
+            folder = ROOT / "build" / "synth" / f"{size}-{fleet}"
+            app = App(context={**context, "size": size, "fleet": fleet}, outdir=str(folder))
+            chosen = {**app.node.get_all_context(), "size": size, "fleet": fleet}
+            if fleet == "both" and not chosen.get("hostGraphs"):
+                chosen["hostGraphs"] = _last_graph(chosen)
+            deployment = read_deployment(chosen)
+            add_stacks(app, deployment, lambda_.Code.from_asset(str(lambda_code(deployment))))
+            app.synth()
+            sys.stdout.write(f"{folder.relative_to(ROOT)}\n")
+    except WrongContext as error:
+        sys.exit(str(error))
+
+
+def _last_graph(context: dict[str, object]) -> str:
+    """Something to divide the graphs by, for a project whose owner has not yet."""
+    return read_deployment({**context, "fleet": "fargate"}).graphs[-1]
+
+
+if __name__ == "__main__":
+    main()
