@@ -95,11 +95,11 @@ $(VENV)/pyvenv.cfg: | $(UV)
 COMPILE = $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 
 requirements: | $(UV) ## Compile the pinned requirement files anew (UPGRADE=--upgrade for newer versions)
-	$(COMPILE) $(UPGRADE) pyproject.toml requirements/build.in --extra local --group dev -o requirements/dev.txt
+	$(COMPILE) $(UPGRADE) pyproject.toml requirements/build.in --extra local --extra otel --group dev -o requirements/dev.txt
 	$(COMPILE) pyproject.toml requirements/build.in --extra local -c requirements/dev.txt -o requirements/local.txt
-	$(COMPILE) pyproject.toml --extra fleet -c requirements/dev.txt -o requirements/fleet.txt
+	$(COMPILE) pyproject.toml --extra fleet --extra otel -c requirements/dev.txt -o requirements/fleet.txt
 	$(COMPILE) pyproject.toml --extra migration -c requirements/dev.txt -o requirements/lambda.txt
-	$(COMPILE) pyproject.toml --extra gateway -c requirements/dev.txt -o requirements/gateway.txt
+	$(COMPILE) pyproject.toml --extra gateway --extra otel -c requirements/dev.txt -o requirements/gateway.txt
 	$(COMPILE) $(UPGRADE) pyproject.toml --extra cdk -c requirements/dev.txt -o requirements/cdk.txt
 	@! grep -nE '://|index-url|find-links' requirements/*.txt
 

@@ -26,6 +26,7 @@ class StackInfo:
     snapshot_bucket: str = ""
     api_urls: list[str] = field(default_factory=list)
     processes: dict[str, int] = field(default_factory=dict)
+    metrics_urls: dict[str, str] = field(default_factory=dict)
 
 
 def write(path: Path, info: StackInfo) -> None:

@@ -1,7 +1,9 @@
 """The sandbox templates that a project's runs would get on this machine."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import get_origin
 
 from sandfleet.shared.settings import Settings
 from sandfleet.shared.templates import Templates, read_templates, templates_beside
@@ -19,8 +21,8 @@ def templates_path(project: Path, env: Mapping[str, str]) -> Path | None:
 def templates_of(project: Path, env: Mapping[str, str]) -> Templates:
     """The templates of a project; ``env`` is added to this process's. Raises TemplatesInvalid."""
     given: dict[str, object] = {
-        name: env[variable]
-        for name in Settings.model_fields
+        name: json.loads(env[variable]) if get_origin(field.annotation) in (dict, list) else env[variable]
+        for name, field in Settings.model_fields.items()
         if (variable := f"SANDFLEET_{name.upper()}") in env
     }
     given["templates"] = templates_path(project, env)

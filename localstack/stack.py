@@ -25,7 +25,7 @@ from sandfleet.localstack.dev_file import StackInfo
 from sandfleet.localstack.engine import Sandboxing, choose_sandboxing, ensure_nft
 from sandfleet.localstack.leftovers import INSTANCE_VARIABLE, LABEL
 from sandfleet.localstack.parallel import parallel, uninterrupted
-from sandfleet.localstack.process import LocalStackError, Process, tcp_answers
+from sandfleet.localstack.process import LocalStackError, Process, free_port, tcp_answers
 from sandfleet.localstack.sandbox_templates import TRIAL_LABELS, templates_of, templates_path
 from sandfleet.localstack.servers import Servers, start_servers
 from sandfleet.localstack.supervisor import Supervisor
@@ -74,6 +74,7 @@ class Stack:
         self._sandboxing: Sandboxing | None = None
         self._executors_awaited = executors
         self._started_before: object = None
+        self._metrics_ports: dict[str, int] = {}
 
     @property
     def info(self) -> StackInfo:
@@ -257,9 +258,14 @@ class Stack:
             env |= {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
         return env
 
+    def _metrics(self, name: str) -> dict[str, str]:
+        """Where a process serves its metrics: a port of its own, the same when it comes back."""
+        port = self._metrics_ports.get(name) or self._metrics_ports.setdefault(name, free_port())
+        return {"SANDFLEET_METRICS_LISTEN": f"127.0.0.1:{port}"}
+
     def _service_env(self) -> dict[str, str]:
         """Environment of the API and the host: ours, and the user's ``SANDFLEET_`` and ``AWS_`` variables."""
-        own = {k: v for k, v in self._env.items() if k.startswith(("SANDFLEET_", "AWS_"))}
+        own = {k: v for k, v in self._env.items() if k.startswith(("SANDFLEET_", "AWS_", "OTEL_"))}
         return {**self.supervisor.base_env(), **own, **self._settings()}
 
     async def _start_api(self, number: int) -> str:
@@ -273,9 +279,13 @@ class Stack:
                 except httpx.HTTPError:
                     return False
 
-            env = {**self._service_env(), "SANDFLEET_API_HOST": "127.0.0.1", "SANDFLEET_API_PORT": str(port)}
+            name = "api" if number == 1 else f"api-{number}"
+            address = {"SANDFLEET_API_HOST": "127.0.0.1", "SANDFLEET_API_PORT": str(port)}
             return self._python(
-                "api" if number == 1 else f"api-{number}", "sandfleet.functions.api", env, ready
+                name,
+                "sandfleet.functions.api",
+                {**self._service_env(), **address, **self._metrics(name)},
+                ready,
             )
 
         wish = self._port if number == 1 else None
@@ -286,6 +296,7 @@ class Stack:
         env = {**self._env, **self._settings(), "SANDFLEET_PROJECT": str(self.project)}
         env.pop("PYTHONDONTWRITEBYTECODE", None)
         name = f"executor-{number}"
+        env |= self._metrics(name)
         return self._python(
             name, "sandfleet.fleet.executor", env, self._executor_ready, cwd=self.project.parent
         )
@@ -300,7 +311,8 @@ class Stack:
             return True
 
         socket.unlink(missing_ok=True)
-        return self._python("host", "sandfleet.fleet.host", self._service_env(), ready)
+        env = {**self._service_env(), **self._metrics("host")}
+        return self._python("host", "sandfleet.fleet.host", env, ready)
 
     def _python(
         self,
@@ -341,5 +353,6 @@ class Stack:
 
     def _write(self) -> None:
         processes = {name: p.pid for name, p in self.supervisor.processes.items() if p.pid is not None}
-        self._info = replace(self.info, processes=processes)
+        metrics = {name: f"http://127.0.0.1:{port}/metrics" for name, port in self._metrics_ports.items()}
+        self._info = replace(self.info, processes=processes, metrics_urls=metrics)
         dev_file.write(self.dev_json, self._info)

@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from sandfleet.shared.aws_requests import read_secrets
 from sandfleet.shared.errors import InvalidSettings
+from sandfleet.shared.prices import Price
 
 
 class Settings(BaseSettings):
@@ -67,6 +68,27 @@ class Settings(BaseSettings):
         description='SQS queue URL per pool as a JSON object, e.g. {"default": "http://…"}; empty: no permits are sent.',
     )
     log_level: str = Field("INFO", description="Lowest level that is logged.")
+    metrics_listen: str = Field(
+        "",
+        pattern=r"^$|:[0-9]+$",
+        description="ADDRESS:PORT, within the deployment only, at which API, executor and host serve /metrics for "
+        "Prometheus; empty: they do not.",
+    )
+    metrics_tenants: int = Field(
+        100, ge=0, description="Tenants that a process's metrics name; later ones count as other."
+    )
+    otlp_endpoint: str = Field(
+        "",
+        validation_alias=AliasChoices("SANDFLEET_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"),
+        pattern=r"^$|^https?://",
+        description="URL of an OpenTelemetry collector that takes OTLP over HTTP, e.g. http://127.0.0.1:4318; empty: no "
+        "traces are made. The other OTEL_ variables of the SDK hold too.",
+    )
+    prices: dict[str, Price] = Field(
+        default_factory=dict,
+        description='Prices by model as JSON, in US dollars for a million tokens, e.g. {"gpt-5": {"input": 1.25, "output": 10, '
+        '"cache_read": 0.125}}; a name fits all models that begin with it.',
+    )
 
     # --- API -----------------------------------------------------------------------------------------------------
     api_host: str = Field("127.0.0.1", description="Address that the API listens on.")

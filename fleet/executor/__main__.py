@@ -16,8 +16,8 @@ from sandfleet.fleet.executor.control import Executor
 from sandfleet.fleet.executor.quarantine import FLAG, when_parent_ends
 from sandfleet.fleet.graphs.loading import load_graphs
 from sandfleet.fleet.graphs.project import apply_environment, read_project
-from sandfleet.shared import garbage, logs
 from sandfleet.shared.db import logins
+from sandfleet.shared import garbage, logs, metrics_server, tracing
 from sandfleet.shared.errors import GraphLoadError, SandfleetError
 from sandfleet.shared.settings import settings
 from sandfleet.shared.templates import read_templates
@@ -38,6 +38,9 @@ async def _serve() -> None:
     project = project.only(configured.graphs)
     suspects = sys.argv[2] if sys.argv[1:2] == [FLAG] else None
     executor = Executor(configured, load_graphs(project), templates, suspects=suspects)
+    tracing.start("sandfleet-executor", configured, **{"sandfleet.pool": configured.pool})
+    if not suspects:  # the address is its parent's
+        metrics_server.serve(configured.metrics_listen)
     garbage.settle()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

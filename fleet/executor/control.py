@@ -98,6 +98,7 @@ class Executor:
         self._quarantine = Quarantine(settings, self._chores)
         self._thread = GraphThread(settings, graphs, templates, self._on_ended)
         self._held = HeldRuns(settings, self._thread, self._redis, self._waker, self._on_free)
+        self._thread.metrics.watch_active(self._held.__len__)
         self._keeper = PermitKeeper(
             self._permits,
             settings.pool,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from enum import Enum
 from functools import partial
 from typing import Any, TypeGuard, TypeVar, cast
@@ -16,12 +17,15 @@ from langgraph.pregel import Pregel
 from langgraph.types import StateSnapshot
 from psycopg_pool import PoolTimeout
 
+from sandfleet.fleet.executor import run_spans
 from sandfleet.fleet.executor.fenced_writer import FencedWriter
 from sandfleet.fleet.executor.finisher import Finisher
 from sandfleet.fleet.executor.intercept_tools import LEDGER_KEY, current_ledger
 from sandfleet.fleet.executor.lease import Lease
 from sandfleet.fleet.executor.ledger_links import LedgerLinks
 from sandfleet.fleet.executor.message_events import MessageEvents
+from sandfleet.fleet.executor.metrics import ExecutorMetrics
+from sandfleet.fleet.executor.outgoing import current_watch
 from sandfleet.fleet.executor.placement import Placement
 from sandfleet.fleet.executor.publisher import Publisher, RunStream
 from sandfleet.fleet.executor.run_request import (
@@ -31,6 +35,7 @@ from sandfleet.fleet.executor.run_request import (
     graph_modes,
     head_config,
 )
+from sandfleet.fleet.executor.run_spans import CallSpans
 from sandfleet.fleet.executor.saver import FencedSaver
 from sandfleet.fleet.executor.snapshots import interrupts_by_task, payload_rows, state_rows
 from sandfleet.fleet.executor.tool_ledger import ToolLedger
@@ -38,6 +43,7 @@ from sandfleet.fleet.executor.watch_calls import CallWatch
 from sandfleet.fleet.graphs.loading import Graph
 from sandfleet.fleet.sandbox.run_sandbox import RunSandbox, current_sandbox
 from sandfleet.fleet.tools import running_call
+from sandfleet.shared import logs, tracing
 from sandfleet.shared.db.pool import Pool
 from sandfleet.shared.errors import SandboxError, SandfleetError
 from sandfleet.shared.json_text import to_json
@@ -46,6 +52,7 @@ from sandfleet.shared.settings import Settings
 from sandfleet.shared.store.claims import ClaimedRun, Ending, at
 from sandfleet.shared.store.ready import ReadyRuns
 from sandfleet.shared.templates import CONFIG_KEY, TemplateRefused, Templates
+from sandfleet.shared.tracing import Span
 
 _log = logging.getLogger(__name__)
 
@@ -90,6 +97,7 @@ class Services:
     placement: Placement
     ledger_links: LedgerLinks
     templates: Templates
+    metrics: ExecutorMetrics
     beginning: asyncio.Lock
     """Held for a moment by the run that begins next."""
 
@@ -105,7 +113,10 @@ class Execution:
         self._task: asyncio.Task[Any] | None = None
         self._base = lease.claimed  # the moment that run.claimed_at names on the database's clock
         self._prepared: float | None = None
-        self._watch = CallWatch(lease)
+        self._watch = CallWatch(lease, partial(services.metrics.used, run.fence.key.tenant))
+        self._spans = CallSpans() if tracing.on() else None
+        self._span = Span()
+        self._failed_at: str | None = None
         self._requested: list[str] = run.kwargs.get("stream_mode") or ["values"]
         self._messages = MessageEvents(
             pairs="messages-tuple" in self._requested, accumulated="messages" in self._requested
@@ -138,7 +149,15 @@ class Execution:
     async def execute(self) -> Ended:
         """Run the graph and end the run. Never raises for what a graph or a client did."""
         self._task = asyncio.current_task()
+        logs.about.set({**self._ids(), "thread_id": str(self.run.thread_id), "graph": self.run.graph_id})
+        current_watch.set(self._watch)
+        pool = self._services.settings.pool
+        with run_spans.of_run(self.run, pool, self._base) as self._span:
+            return await self._execute()
+
+    async def _execute(self) -> Ended:
         run = self.run
+        self._services.metrics.claimed(run)
         stream = self._services.publisher.open(run.fence, self._head_id)
         sandbox = RunSandbox(
             run.fence, self._sandbox_token, self._services.placement, partial(self._wait_for_room, stream)
@@ -156,16 +175,31 @@ class Execution:
                 given_back = self._stop in (Stop.HAND_OVER, Stop.NO_ROOM)
                 if given_back:
                     await _undisturbed(self._settle(stream))
-                return Ended({}, hand_over=given_back, no_room=self._stop is Stop.NO_ROOM)
-            ready = await _undisturbed(self._finish(stream, ending))
+                no_room = self._stop is Stop.NO_ROOM
+                why = "no_room" if no_room else "handed_over" if given_back else "superseded"
+                self._services.metrics.left(run, why)
+                self._span.set("sandfleet.status", why)
+                return Ended({}, hand_over=given_back, no_room=no_room)
+            with tracing.span("finish"):
+                ready = await _undisturbed(self._finish(stream, ending))
             self._task = None  # there is nothing left to break off, and the rest must be done
             if ready is None:
+                self._services.metrics.left(run, "superseded")
                 return Ended({})
+            ended_at = run.claimed_at + timedelta(seconds=time.monotonic() - self._base)
+            self._services.metrics.ended(run, ending, ended_at, self._failed_at)
+            self._span.set("sandfleet.status", ending.status)
+            if self._failed_at is not None:
+                self._span.failed(self._failed_at)
             await sandbox.close()
             return Ended(ready)
         finally:
             self._task = None
             timer.cancel()
+            self._watch.close()
+            if self._spans is not None:
+                self._spans.close()
+            sandbox.leave()
             self._services.publisher.close(stream)
 
     async def _ending(self, stream: RunStream, sandbox: RunSandbox) -> Ending | None:
@@ -184,7 +218,9 @@ class Execution:
                 return self._failed(
                     "GraphNotFound", f"This executor does not serve the graph {run.graph_id!r}."
                 )
-            config = build_config(run, self._saver, [self._watch])
+            config = build_config(
+                run, self._saver, [self._watch] if self._spans is None else [self._watch, self._spans]
+            )
             try:
                 wish = config["configurable"].get(CONFIG_KEY)
                 sandbox.choose_template(self._services.templates.of_run(run.graph_id, wish))
@@ -195,6 +231,7 @@ class Execution:
                 if run.kind == "update_state":
                     return await self._update_state(compiled, config)
                 self._prepared = time.monotonic()
+                tracing.past("prepare", self._base)
                 try:
                     await self._stream(compiled, config, stream)
                 except Exception as error:
@@ -217,7 +254,7 @@ class Execution:
                 self._stop = Stop.SUPERSEDED
                 _log.warning("run given up by this attempt: %s", error.code, extra=self._ids())
                 return None
-            return self._failed(type(error).__name__, str(error))
+            return self._failed(type(error).__name__, str(error), stage=self._stage_of(error))
 
     async def _stream(
         self, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, stream: RunStream
@@ -325,7 +362,10 @@ class Execution:
             return None
         if self._stop is Stop.TIMEOUT:
             return self._failed(
-                "RunTimeout", f"The run exceeded its limit of {self.run.timeout_s:g} s.", status="timeout"
+                "RunTimeout",
+                f"The run exceeded its limit of {self.run.timeout_s:g} s.",
+                status="timeout",
+                stage="timeout",
             )
         rollback = self._stop is Stop.ROLLBACK
         return self._ended(
@@ -335,7 +375,23 @@ class Execution:
             rollback=rollback,
         )
 
-    def _failed(self, error: str, message: str, status: str = "error") -> Ending:
+    def _stage_of(self, error: BaseException) -> str:
+        """Where an error that the graph has raised comes from: see `metrics.STAGES`."""
+        if self._prepared is None and self.run.kind == "run":
+            return "prepare"
+        seen: BaseException | None = error
+        while seen is not None:
+            if isinstance(seen, SandboxError):
+                return "sandbox"
+            if seen is self._watch.error:
+                return "model"
+            if seen is self._ledger.error:
+                return "tool"
+            seen = seen.__cause__
+        return "graph"
+
+    def _failed(self, error: str, message: str, status: str = "error", stage: str = "prepare") -> Ending:
+        self._failed_at = stage
         return self._ended(
             status,
             error={"error": error, "message": message},

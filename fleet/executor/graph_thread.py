@@ -12,13 +12,14 @@ from concurrent.futures import Future
 import uvloop
 from redis.asyncio import Redis
 
-from sandfleet.fleet.executor import intercept_tools, sync_durability
+from sandfleet.fleet.executor import intercept_tools, outgoing, sync_durability
 from sandfleet.fleet.executor.execution import Ended, Execution, Services, Stop
 from sandfleet.fleet.executor.fenced_writer import FencedWriter
 from sandfleet.fleet.executor.finisher import Finisher
 from sandfleet.fleet.executor.lease import Lease
 from sandfleet.fleet.executor.ledger_links import LedgerLinks
 from sandfleet.fleet.executor.loop_watch import LoopWatch
+from sandfleet.fleet.executor.metrics import ExecutorMetrics
 from sandfleet.fleet.executor.node_tasks import cancel_until_ended
 from sandfleet.fleet.executor.placement import Placement
 from sandfleet.fleet.executor.publisher import Publisher
@@ -51,12 +52,14 @@ class GraphThread:
         self._stopping = False
         self._executions: dict[Fence, Execution] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self.metrics = ExecutorMetrics(settings, graphs)
         self._redis: Redis
         self._services: Services
 
     def start(self) -> None:
         """Start the thread and open what the runs share. Raises what opening raised."""
         intercept_tools.install()
+        outgoing.install()
         sync_durability.install()
         self._thread.start()
         self._call(self._open()).result()
@@ -121,6 +124,7 @@ class GraphThread:
             Placement(settings, pool, self._templates),
             LedgerLinks(settings.database_url, writer, pool),
             self._templates,
+            self.metrics,
             asyncio.Lock(),
         )
 
@@ -151,7 +155,8 @@ class GraphThread:
         try:
             ended = await execution.execute()
         except (Exception, asyncio.CancelledError):
-            _log.exception("executing a run failed", extra={"run_id": str(fence.key.run_id)})
+            about = {"run_id": str(fence.key.run_id), "tenant": fence.key.tenant}
+            _log.exception("executing a run failed", extra=about)
         try:
             if execution.stopped:
                 await cancel_until_ended(fence.key.run_id)

@@ -318,4 +318,5 @@ class HeldRuns:
 
 
 def _about(held: _Held) -> dict[str, str]:
-    return {"run_id": str(held.run.fence.key.run_id), "graph": held.run.graph_id}
+    key = held.run.fence.key
+    return {"run_id": str(key.run_id), "tenant": key.tenant, "graph": held.run.graph_id}

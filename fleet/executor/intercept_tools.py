@@ -9,7 +9,7 @@ call; it is noted around its two methods that run one call.
 """
 
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Self
@@ -20,10 +20,14 @@ from langchain_core.tools import BaseTool, StructuredTool, Tool
 from langchain_core.tools.base import _prep_run_args
 from langgraph.prebuilt import ToolNode
 
+from sandfleet.fleet.executor import metrics
 from sandfleet.fleet.executor.ledger_links import Link
 from sandfleet.fleet.executor.tool_ledger import Asked, Call, Recorded, ToolLedger
 from sandfleet.fleet.sandbox.run_sandbox import current_sandbox
 from sandfleet.fleet.tools import ToolCall, does_need_sandbox, is_idempotent, running_call
+from sandfleet.shared import tracing
+
+_MAX_NAME = 200
 
 LEDGER_KEY = "__sandfleet_tool_ledger"
 """The run's ledger in ``config["configurable"]``, for tools that are called with the config in a thread of their own."""
@@ -116,6 +120,17 @@ class _Entered:
     async def raised(self, error: BaseException, link: Link) -> None:
         await self.ledger.raised(link, self.call, error)
 
+    def _span(self) -> AbstractContextManager[tracing.Span]:
+        name = self.call.name[:_MAX_NAME]
+        return tracing.span(
+            f"execute_tool {name}",
+            {
+                "gen_ai.operation.name": "execute_tool",
+                "gen_ai.tool.name": name,
+                "sandfleet.call_id": str(self.call.call_id),
+            },
+        )
+
     @contextmanager
     def body(self) -> Iterator[None]:
         """While the tool runs: it may ask who calls, and what it calls in turn was not asked for by the message."""
@@ -126,7 +141,8 @@ class _Entered:
         asked, running = _asked.set(None), running_call.set(call)
         self.ledger.bodies.add(self.call)
         try:
-            yield
+            with metrics.tool_call(), self._span():
+                yield
         finally:
             self.ledger.bodies.discard(self.call)
             _asked.reset(asked)

@@ -307,7 +307,7 @@ class Publisher:
             _log.error(
                 "events could not be journalled (%s)",
                 type(error).__name__,
-                extra={"run_id": str(stream.fence.key.run_id)},
+                extra={"run_id": str(stream.fence.key.run_id), "tenant": stream.fence.key.tenant},
             )
             stream.dropped += len(stream._flight)
             self._landed_one(stream)

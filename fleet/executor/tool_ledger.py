@@ -121,6 +121,8 @@ class ToolLedger:
         self._serializer = serializer
         self.bodies: set[Call] = set()
         """Calls whose tool is at work now."""
+        self.error: BaseException | None = None
+        """What the last tool that failed has raised."""
         self._lock = threading.Lock()  # synchronous tools call from threads of their own
         self._executions: dict[UUID, _Executions] = {}
         # A resume, or a run without input, goes on from the checkpoint of a run before, in the middle of its tasks.
@@ -188,6 +190,7 @@ class ToolLedger:
         elif isinstance(error, GraphBubbleUp):
             await self._forget(link, call)
         elif isinstance(error, Exception) and not isinstance(error, Superseded):
+            self.error = error
             await meet("tool.effect_done")
             text = f"{type(error).__name__}: {error}"
             await self._write(link, call, "failed", outcome="raised", value=describe(error), error=text)

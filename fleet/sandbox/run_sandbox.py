@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from sandfleet.fleet.sandbox import metrics
 from sandfleet.fleet.sandbox.attached import AttachedCommand
 from sandfleet.fleet.sandbox.client import SandboxClient
 from sandfleet.fleet.sandbox.errors import (
@@ -26,6 +27,7 @@ from sandfleet.fleet.sandbox.files import SandboxFiles
 from sandfleet.fleet.sandbox.hosts import Hosts, Placed
 from sandfleet.fleet.sandbox.processes import SandboxProcesses
 from sandfleet.fleet.sandbox_agent.wire import RESUME_S
+from sandfleet.shared import tracing
 from sandfleet.shared.errors import SandboxError, SandfleetError
 from sandfleet.shared.ids import Fence
 from sandfleet.shared.sandbox_token import SandboxTokenExpired
@@ -87,6 +89,7 @@ class RunSandbox:
         self._wait_for_room = wait_for_room
         self._placed: Placed | None = None
         self._acquired = False
+        self._counts = True  # in the metrics
         self._used = False
         self._told_of_loss = False
         self._to_know: str | None = None
@@ -150,7 +153,10 @@ class RunSandbox:
                 raise
             raise HostBroke("The sandbox host ended the command's output early.")
 
-        ended = await self._followed(run)
+        with metrics.executing(), tracing.span("sandbox exec") as span:
+            ended = await self._followed(run)
+            span.set("sandfleet.exit_code", -1 if ended["exit_code"] is None else ended["exit_code"])
+            span.set("sandfleet.timed_out", ended["timed_out"])
         return ExecResult(
             exit_code=ended["exit_code"],
             signal=ended["signal"],
@@ -232,9 +238,16 @@ class RunSandbox:
     async def close(self) -> None:
         """Remove the sandbox if this attempt used one. Never raises: what fails here the host reaps."""
         if self._used and self._placed is not None:
-            self._acquired = self._used = False
+            self._used = False
+            self._hold(False)
             with suppress(SandfleetError, TimeoutError, OSError):
                 await self._placed.client.remove(await self._sign_token())
+
+    def leave(self) -> None:
+        """The run is over here, whoever has the sandbox now."""
+        if self._acquired and self._counts:
+            metrics.held(-1)
+        self._counts = False
 
     async def ready(self) -> None:
         """Get a sandbox before something begins that needs it. What fails is raised by the use that follows."""
@@ -270,10 +283,16 @@ class RunSandbox:
         except TimeoutError as error:
             raise HostUnavailable("The sandbox host did not answer in time.") from error
 
+    def _hold(self, acquired: bool) -> None:
+        if self._counts and acquired is not self._acquired:
+            metrics.held(1 if acquired else -1)
+        self._acquired = acquired
+
     async def _replace(self, lost: str) -> SandboxLost:
         """Make the next sandbox at once, if that can be, to say what is in it."""
         async with self._lock:
-            self._acquired, self._told_of_loss = False, True
+            self._hold(False)
+            self._told_of_loss = True
             restored = None
             if self._used:  # not closed meanwhile: nobody would remove it
                 with suppress(SandboxError):
@@ -313,7 +332,7 @@ class RunSandbox:
                 return await self._signed_once(client, call)
             except HostAway:  # it restarts, and was not asked: it may be asked again
                 if time.monotonic() > patient_until:
-                    self._acquired = False  # the next use asks where the sandbox is
+                    self._hold(False)  # the next use asks where the sandbox is
                     raise
                 await asyncio.sleep(_HOST_PAUSE_S)
 
@@ -327,14 +346,22 @@ class RunSandbox:
             return await call(client, await self._sign_token())
 
     async def _acquire(self) -> dict[str, Any]:
+        with metrics.acquiring(), tracing.span("sandbox acquire") as span:
+            placed, acquired = await self._find_one()
+            span.set("sandfleet.host_id", placed.host_id)
+            span.set("sandfleet.sandbox_id", acquired["sandbox_id"])
+        self._begin_with(placed, acquired)
+        return acquired
+
+    async def _find_one(self) -> tuple[Placed, dict[str, Any]]:
+        """A host that has a sandbox for the run, and its answer."""
         begun = time.monotonic()
         refused: set[str] = set()
         while True:
             try:
                 placed = await self._hosts.place(self.fence, self._template, refused, self._sign_token)
                 self._placed, self._used = placed, True  # also when the answer is lost
-                acquired = await self._acquire_at(placed, begun + _HOST_PATIENCE_S)
-                break
+                return placed, await self._acquire_at(placed, begun + _HOST_PATIENCE_S)
             except _Refused as refusal:
                 if refusal.host_id not in refused:
                     refused.add(refusal.host_id)
@@ -355,8 +382,6 @@ class RunSandbox:
                 raise full
             refused.clear()
             await asyncio.sleep(_HOST_PAUSE_S)
-        self._begin_with(placed, acquired)
-        return acquired
 
     async def _acquire_at(self, placed: Placed, patient_until: float) -> dict[str, Any]:
         """Ask one host. Raises _Refused if it has no room, or does not answer for as long as there is patience."""
@@ -372,7 +397,7 @@ class RunSandbox:
 
     def _begin_with(self, placed: Placed, acquired: dict[str, Any]) -> None:
         """Use the sandbox that the host has given. Raises SandboxLost, once, if it is not the one that the run knew."""
-        self._acquired = True
+        self._hold(True)
         sandbox_id: str = acquired["sandbox_id"]
         if placed.sandbox_id != sandbox_id:
             # It is noted at the next use: if this executor dies before it has told of a loss, the next one has to.
@@ -389,6 +414,7 @@ class _Replaced(SandboxLost):
     """The run has a new sandbox, and is told what is in it."""
 
     def __init__(self, reason: str, restored: dict[str, Any] | None) -> None:
+        metrics.lost()
         if restored is None:
             what = "Its files and processes are gone; the next use finds an empty sandbox."
         else:

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from sandfleet import __version__
 from sandfleet.functions.api import docs, errors
 from sandfleet.functions.api.auth import Authentication
+from sandfleet.functions.api.request_context import RequestContext
 from sandfleet.functions.api.resources import Resources
 from sandfleet.functions.api.routes import (
     assistants,
@@ -89,4 +90,5 @@ def create_app(settings: Settings, *, buffered: bool = False) -> FastAPI:
         allow_headers=["*"],
         expose_headers=_EXPOSED,
     )
+    app.add_middleware(RequestContext)
     return app

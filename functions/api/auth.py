@@ -5,6 +5,7 @@ import time
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sandfleet.functions.api.errors import DATABASE_AWAY, database_away
+from sandfleet.functions.api.request_context import note
 from sandfleet.functions.api.resources import Resources
 from sandfleet.functions.api.responses import error_response
 from sandfleet.shared.errors import Unauthenticated
@@ -40,6 +41,7 @@ class Authentication:
                 await refusal(scope, receive, send)
                 return
             scope.setdefault("state", {})["owner"] = owner
+            note(tenant=owner.tenant)
         await self._app(scope, receive, send)
 
     async def _owner(self, key: str) -> Owner | None:

@@ -9,8 +9,8 @@ from typing import Any
 from mangum import Mangum
 
 from sandfleet.functions.api.app import create_app
-from sandfleet.functions.lambda_logs import lambda_logger
 from sandfleet.shared.db import logins
+from sandfleet.functions.lambda_logs import failing_without_content, lambda_logger
 from sandfleet.shared.settings import settings
 
 WINDOW_S = 20.0
@@ -26,6 +26,7 @@ _adapter = Mangum(_app, lifespan="off")
 
 
 @logger.inject_lambda_context(clear_state=True)
+@failing_without_content(logger)
 def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
     """Entry point of the function."""
     logins.refresh(_configured)

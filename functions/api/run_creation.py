@@ -10,6 +10,7 @@ from uuid import UUID
 import orjson
 from starlette.requests import Request
 
+from sandfleet.functions.api.request_context import note, traceparent
 from sandfleet.functions.api.requests import caller, parse_id, resources
 from sandfleet.functions.api.run_body import RunBody
 from sandfleet.functions.api.run_view import run_view, run_view_of
@@ -121,6 +122,8 @@ async def plan(
         "resumable": body.stream_resumable,
         "temporary": temporary,
     }
+    if parent_span := traceparent():
+        kwargs["traceparent"] = parent_span
     metadata = {
         "graph_id": assistant.graph_id,
         "assistant_id": str(assistant.assistant_id),
@@ -188,6 +191,7 @@ async def create_all(request: Request, plans: list[Plan]) -> list[Created]:
 
 def _accepted(request: Request, planned: Plan, accepted: Accepted) -> Created:
     found = resources(request)
+    note(run_id=str(accepted.run_id), thread_id=str(accepted.thread_id))
     if accepted.gate is None and not accepted.replayed:
         found.waker.wake(planned.submission.pool)
     for run_id, action in accepted.stop.items():

@@ -12,7 +12,7 @@ from aws_lambda_powertools.metrics import MetricUnit
 from aws_lambda_powertools.utilities.data_classes import SQSEvent
 
 from sandfleet.functions.lambda_database import connect
-from sandfleet.functions.lambda_logs import lambda_logger
+from sandfleet.functions.lambda_logs import failing_without_content, lambda_logger
 from sandfleet.shared.dead_letters import pool_state, reconcile
 from sandfleet.shared.permits import Permits
 from sandfleet.shared.settings import Settings, settings
@@ -24,6 +24,7 @@ metrics = Metrics(namespace="sandfleet", service="dead-letters")
 
 @logger.inject_lambda_context(clear_state=True)
 @metrics.log_metrics
+@failing_without_content(logger)
 def handler(event: dict[str, Any], _: Any) -> dict[str, int]:
     """Entry point of the function: an event of SQS. Returns how many permits of each pool were dead."""
     dead: Counter[str] = Counter()

@@ -14,7 +14,7 @@ from psycopg import AsyncConnection
 from redis.asyncio import Redis
 
 from sandfleet.functions.lambda_database import connect
-from sandfleet.functions.lambda_logs import lambda_logger
+from sandfleet.functions.lambda_logs import failing_without_content, lambda_logger
 from sandfleet.shared.permits import Permits
 from sandfleet.shared.settings import Settings, settings
 from sandfleet.shared.store.ended import EndedRun
@@ -34,6 +34,7 @@ metrics = Metrics(namespace="sandfleet", service="sweeper")
 
 @logger.inject_lambda_context(clear_state=True)
 @metrics.log_metrics
+@failing_without_content(logger)
 def handler(_: dict[str, Any], context: Any) -> dict[str, int]:
     """Entry point of the function. Returns how many passes were made and how many runs became ready by them."""
     limit_s = context.get_remaining_time_in_millis() / 1000 - _MARGIN_S

@@ -17,6 +17,7 @@ class Arrival:
     on the same machine; ``wall_s`` is the Unix time of the same moment. ``turn`` is the turn it asked for, ``nth``
     counts the requests for that turn from 0 (retries). ``outcome``: ``open`` while it is being answered,
     ``answered``, ``status <n>``, ``dropped``, ``hanging``, ``client_closed`` when the client left before the end.
+    ``traceparent`` is the header of that name.
     """
 
     monotonic_s: float
@@ -27,6 +28,7 @@ class Arrival:
     nth: int
     stream: bool
     outcome: str = "open"
+    traceparent: str | None = None
 
 
 class Arrivals:

@@ -67,6 +67,7 @@ class Connection(asyncio.Protocol):
         "_provider",
         "_started_s",
         "_timer",
+        "_traceparent",
         "_transport",
         "_url",
     )
@@ -111,6 +112,7 @@ class Connection(asyncio.Protocol):
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._header_id: str | None = None
+        self._traceparent: str | None = None
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -118,6 +120,8 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if len(name) == 16 and name.lower() == b"x-correlation-id":
             self._header_id = value.decode("latin-1")
+        elif len(name) == 11 and name.lower() == b"traceparent":
+            self._traceparent = value.decode("latin-1")
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -178,6 +182,7 @@ class Connection(asyncio.Protocol):
             nth=nth,
             stream=stream,
         )
+        self._arrival.traceparent = self._traceparent
         fault = turn.fault(nth)
         if fault is None and turn.faults:
             self._provider.arrivals.succeeded(asked)

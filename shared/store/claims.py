@@ -45,6 +45,10 @@ class ClaimedRun:
     """An earlier attempt of this run has written a checkpoint: go on from it, not from the input."""
     head_checkpoint_id: str | None
     """The thread's newest checkpoint; None when it has none."""
+    created_at: datetime
+    """When it was accepted, or was to begin at the earliest."""
+    ready_at: datetime | None
+    """When it became ready the last time."""
 
 
 async def claim(
@@ -68,7 +72,7 @@ async def claim(
         select r.tenant, r.user_id, r.run_id, r.attempt, r.thread_id, r.assistant_id, r.graph_id, r.kind, r.class, r.vtime,
                r.kwargs, r.metadata, r.cancel_action, clock_timestamp(), r.timeout_s,
                r.timeout_s - extract(epoch from clock_timestamp() - r.started_at)::double precision,
-               c.o_resumes, c.o_head
+               c.o_resumes, c.o_head, r.created_at, r.ready_at
         from claim_runs(%s, %s, %s, %s, %s, %s, %s) c, lateral (select (c.o_run).*) r
         """,
         (pool, owner, lease_s, limit, longest_waiting, suspect, suspects),

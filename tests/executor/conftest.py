@@ -17,6 +17,7 @@ from sandfleet.fleet.executor.fenced_writer import FencedWriter
 from sandfleet.fleet.executor.finisher import Finisher
 from sandfleet.fleet.executor.lease import Lease
 from sandfleet.fleet.executor.ledger_links import LedgerLinks
+from sandfleet.fleet.executor.metrics import ExecutorMetrics
 from sandfleet.fleet.executor.placement import Placement
 from sandfleet.fleet.executor.publisher import Publisher
 from sandfleet.shared.ids import RunKey
@@ -77,6 +78,7 @@ class Executor:
             self.placement,
             LedgerLinks(self.world.database_url, self.writer, self.world.pool),
             read_templates(self.world.settings),
+            ExecutorMetrics(self.world.settings, [run.graph_id]),
             self._beginning,
         )
         return Execution(run, Lease(time.monotonic() + 3600), services)

@@ -99,6 +99,8 @@ class Runs:
             remaining_s=60,
             resumes=self._attempt > 1 and written > 0,
             head_checkpoint_id=None,
+            created_at=datetime.now(UTC),
+            ready_at=None,
         )
         saver = FencedSaver(self._writer, self._pool, fence.key.owner, fence)
         ledger = ToolLedger(run, self.lease, saver.serde, self._links)

@@ -97,6 +97,8 @@ class _Measure:
             60,
             False,
             None,
+            datetime.now(UTC),
+            None,
         )
 
     async def _execute(self, graph: Any, run: ClaimedRun, with_ledger: bool) -> None:

@@ -27,6 +27,7 @@ _COUNTED = (
     "pids",
     "slots",
     "sandboxes",
+    "tenants",
     "least",
     "most",
     "fraction",
