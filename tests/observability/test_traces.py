@@ -6,10 +6,12 @@ from uuid import uuid4
 
 import httpx
 import psycopg
+import pytest
 
 from sandfleet.loadtest.provider.scripts import SCRIPT_MARKER
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.xdist_group("observability")  # they share a stack
 CLOCKS_NS = 5_000_000  # between two readings of both clocks
 SECRET = "s3cr3t-of-a-tenant"
 
