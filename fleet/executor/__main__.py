@@ -16,8 +16,8 @@ from sandfleet.fleet.executor.control import Executor
 from sandfleet.fleet.executor.quarantine import FLAG, when_parent_ends
 from sandfleet.fleet.graphs.loading import load_graphs
 from sandfleet.fleet.graphs.project import apply_environment, read_project
-from sandfleet.shared.db import logins
 from sandfleet.shared import garbage, logs, metrics_server, tracing
+from sandfleet.shared.db import logins
 from sandfleet.shared.errors import GraphLoadError, SandfleetError
 from sandfleet.shared.settings import settings
 from sandfleet.shared.templates import read_templates

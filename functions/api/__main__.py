@@ -11,8 +11,8 @@ import uvicorn
 from sandfleet.functions.api.app import create_app
 from sandfleet.functions.api.gateway_metrics import RequestMetrics, watch_queues
 from sandfleet.functions.api.resources import Resources
-from sandfleet.shared.db import logins
 from sandfleet.shared import garbage, logs, metrics_server, tracing
+from sandfleet.shared.db import logins
 from sandfleet.shared.settings import settings
 
 _FLUSH_S = 2.0

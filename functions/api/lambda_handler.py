@@ -9,8 +9,8 @@ from typing import Any
 from mangum import Mangum
 
 from sandfleet.functions.api.app import create_app
-from sandfleet.shared.db import logins
 from sandfleet.functions.lambda_logs import failing_without_content, lambda_logger
+from sandfleet.shared.db import logins
 from sandfleet.shared.settings import settings
 
 WINDOW_S = 20.0
