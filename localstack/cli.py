@@ -21,12 +21,22 @@ network = typer.Typer(
 )
 app.add_typer(network, name="network")
 
+sandbox = typer.Typer(help="Sandboxes without a run.", no_args_is_help=True)
+app.add_typer(sandbox, name="sandbox")
+
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "langgraph.json"
 
 Root = Annotated[Path, typer.Option(help="Folder of the local stack.", envvar="SANDFLEET_ROOT")]
 Project = Annotated[
     Path | None,
     typer.Option(help="The langgraph.json to serve; default: ./langgraph.json, else the examples."),
+]
+Template = Annotated[str, typer.Option(help="What it is made of: a template of sandfleet.toml.")]
+Ttl = Annotated[
+    float | None,
+    typer.Option(
+        "--ttl", min=1, help="Seconds after which it ends; default: an hour, or less if the template says so."
+    ),
 ]
 ROOT = Path(".sandfleet")
 
@@ -200,6 +210,59 @@ def templates(project: Project = None) -> None:
     from sandfleet.localstack.commands import templates as command
 
     terminal.run(command.templates(_project(project)))
+
+
+@sandbox.command("shell")
+def sandbox_shell(template: Template = "default", ttl: Ttl = None, root: Root = ROOT) -> None:
+    """Open a shell in a fresh sandbox, which is removed when you leave it."""
+    from sandfleet.localstack import terminal
+    from sandfleet.localstack.commands import sandbox as command
+
+    terminal.run(command.shell(root, template, ttl))
+
+
+@sandbox.command("create")
+def sandbox_create(template: Template = "default", ttl: Ttl = None, root: Root = ROOT) -> None:
+    """Make a sandbox and print its id."""
+    from sandfleet.localstack import terminal
+    from sandfleet.localstack.commands import sandbox as command
+
+    terminal.run(command.create(root, template, ttl))
+
+
+@sandbox.command("ls")
+def sandbox_ls(
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 20, root: Root = ROOT
+) -> None:
+    """List the newest sandboxes."""
+    from sandfleet.localstack import terminal
+    from sandfleet.localstack.commands import sandbox as command
+
+    terminal.run(command.ls(root, limit))
+
+
+@sandbox.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def sandbox_exec(
+    sandbox_id: Annotated[str, typer.Argument(metavar="SANDBOX")],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND...")],
+    root: Root = ROOT,
+) -> None:
+    """Run a command in a sandbox: several words as they are, or one text for its shell."""
+    from sandfleet.localstack import terminal
+    from sandfleet.localstack.commands import sandbox as commands
+
+    terminal.run(commands.execute(root, sandbox_id, command))
+
+
+@sandbox.command("rm")
+def sandbox_rm(
+    sandbox_ids: Annotated[list[str], typer.Argument(metavar="SANDBOX...")], root: Root = ROOT
+) -> None:
+    """End sandboxes."""
+    from sandfleet.localstack import terminal
+    from sandfleet.localstack.commands import sandbox as command
+
+    terminal.run(command.rm(root, sandbox_ids))
 
 
 @db.command()

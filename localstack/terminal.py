@@ -15,6 +15,7 @@ from langgraph_sdk.errors import LangGraphError
 from rich.console import Console
 from rich.markup import escape
 
+from sandfleet.fleet.sandbox_client.errors import ApiError
 from sandfleet.localstack.entry import INTERRUPTED
 from sandfleet.shared.errors import SandfleetError
 
@@ -45,6 +46,7 @@ def run(command: Coroutine[Any, Any, int | None]) -> None:
     except (
         SandfleetError,
         LangGraphError,
+        ApiError,
         httpx.HTTPError,
         psycopg.Error,
         BotoCoreError,

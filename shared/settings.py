@@ -97,6 +97,11 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(
         2 * 1024 * 1024, ge=1024, description="Largest request body; more answers 413."
     )
+    max_file_bytes: int = Field(
+        256 * 1024 * 1024,
+        ge=1024,
+        description="Largest file that is sent to a sandbox at once; more answers 413.",
+    )
     max_json_depth: int = Field(
         200, ge=8, le=900, description="Deepest nesting of a JSON body; more answers 400."
     )

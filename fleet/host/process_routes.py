@@ -19,6 +19,8 @@ class StartRequest(CommandRequest):
     """A command that goes on in the background; without ``stdin`` it reads the end at once."""
 
     stdin: bool = False
+    hold: bool = False
+    """Whether it waits when nobody reads its output."""
 
 
 class SignalRequest(Body):
@@ -50,7 +52,7 @@ class ProcessRoutes:
     async def _start(self, request: web.Request) -> web.Response:
         asked = StartRequest.model_validate_json(await request.read())
         sandbox, fence = sandbox_of(self._registry, request)
-        spec = {**asked.spec(), "stdin": asked.stdin}
+        spec = {**asked.spec(), "stdin": asked.stdin, "hold": asked.hold}
         return web.json_response(await processes.start(sandbox, fence, spec))
 
     async def _list(self, request: web.Request) -> web.Response:

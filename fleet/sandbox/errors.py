@@ -64,7 +64,7 @@ class OperationRefused(SandboxError):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
-        if code == "not_found":
+        if code in ("not_found", "no_process"):
             self.status = 404
 
 

@@ -35,7 +35,7 @@ class Background:
         self.shown = " ".join(map(str, command))[:_SHOWN_CHARS]
         self.tree = Tree(agent, spec, merged=True)
         spawned = self.tree.spawned
-        self.ring = Ring(agent, spawned.outputs[0][0])
+        self.ring = Ring(agent, spawned.outputs[0][0], bool(spec.get("hold")))
         self.tree.streams.append(self.ring)
         self.terminal = spec.get("pty") is not None
         self.input = (
@@ -144,6 +144,7 @@ class ReadProcess(AboutProcess):
     def __init__(self, agent: Agent, op: int, spec: Json) -> None:
         super().__init__(agent, op, spec)
         self.offset, self.limit = int(spec["offset"]), min(int(spec["limit"]), wire.RING)
+        self.process.ring.known(self.offset)
         self.until = time.monotonic() + seconds(spec["wait_s"])
         self.answer: Json | None = None
         self.content = memoryview(b"")
@@ -151,6 +152,8 @@ class ReadProcess(AboutProcess):
     def tick(self, now: float) -> float | None:
         process, ring = self.process, self.process.ring
         if self.answer is None:
+            if not process.running and ring.end <= self.offset:
+                ring.drain()
             if ring.end <= self.offset and process.running and now < self.until:
                 return self.until
             begin, content = ring.read(self.offset, self.limit)

@@ -88,12 +88,17 @@ class Stream(abc.ABC):
 
 
 class Ring(Stream):
-    """Output of a background process: the newest ``RING`` bytes, with offsets counted from its start."""
+    """Output of a background process: the newest ``RING`` bytes, with offsets counted from its start.
 
-    def __init__(self, agent: Agent, fd: int) -> None:
+    With ``hold`` nothing is lost: no more is taken than that, beyond what the reader is known to have.
+    """
+
+    def __init__(self, agent: Agent, fd: int, hold: bool) -> None:
         super().__init__(agent, fd)
         self.start = 0  # offset of the first byte that is kept
         self.kept = bytearray()
+        self.hold = hold
+        self.had = 0  # offset of what no reader is known to have
 
     @property
     def end(self) -> int:
@@ -101,7 +106,16 @@ class Ring(Stream):
         return self.start + len(self.kept)
 
     def room(self) -> int:
-        return wire.CHUNK
+        return min(wire.CHUNK, wire.RING - (self.end - self.had)) if self.hold else wire.CHUNK
+
+    def known(self, offset: int) -> None:
+        """Somebody reads from ``offset``."""
+        self.had = max(self.had, min(offset, self.end))
+
+    def drain(self) -> None:
+        """Take some of what an ended process has left on the way."""
+        if self.open and self.room() > 0:
+            self._readable(0)
 
     def take(self, data: bytes) -> None:
         self.kept += data

@@ -16,6 +16,9 @@ from sandfleet.functions.api.routes import (
     assistants,
     runs,
     sandbox_commands,
+    sandbox_files,
+    sandbox_processes,
+    sandbox_snapshots,
     sandboxes,
     stateless_runs,
     system,
@@ -75,6 +78,9 @@ def create_app(settings: Settings, *, buffered: bool = False) -> FastAPI:
         assistants,
         sandboxes,
         sandbox_commands,
+        sandbox_files,
+        sandbox_processes,
+        sandbox_snapshots,
         system,
     ):
         app.include_router(module.router)

@@ -56,7 +56,8 @@ class HostClient:
             client = self._client(remote)
         else:
             raise HostAway(
-                f"The sandbox is on {host_id}, which the API cannot reach: set SANDFLEET_HOST_LISTEN there."
+                f"The sandbox's host {host_id} does not answer here. If it is on another machine than the API, set "
+                "SANDFLEET_HOST_LISTEN there."
             )
         try:
             request = client.build_request(

@@ -21,6 +21,7 @@ _GRACE_S = 30.0  # for a command beyond its own time limit: the host's kill ladd
 _LONGEST_S = 24 * 3600.0  # no sandbox lives so long
 _RESUME_S = 30.0  # how long a command goes on in its sandbox while nobody follows it
 _PAUSE_S = 0.25
+_NOT_READY = 503  # of a host that has just started
 _UNKNOWN = (
     "The sandbox's host was away while the command ran, and its end is not known: it was killed, or had never begun. "
     "The sandbox and its files are there."
@@ -62,7 +63,8 @@ async def follow(found: Resources, use: Use, command: dict[str, Any]) -> AsyncGe
         except HostRefused as refused:
             if refused.code == "no_command":
                 raise HostBroke(_UNKNOWN) from None
-            raise
+            if not begun or refused.status != _NOT_READY or time.monotonic() > patient_until:
+                raise
         except HostUnavailable as error:
             if not begun or not isinstance(error, HostAway) or time.monotonic() > patient_until:
                 raise

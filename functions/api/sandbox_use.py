@@ -20,7 +20,7 @@ from sandfleet.functions.api.sandbox_errors import (
     TooManySandboxes,
 )
 from sandfleet.shared import sandbox_token
-from sandfleet.shared.errors import InvalidRequest, NotFound
+from sandfleet.shared.errors import Conflict, InvalidRequest, NotFound
 from sandfleet.shared.ids import Fence, Owner, RunKey, new_id
 from sandfleet.shared.store import sandboxes
 from sandfleet.shared.store.sandboxes import Sandbox, Wish
@@ -33,6 +33,7 @@ _PATIENCE_S = 5.0  # a host that restarts costs a pause
 _PAUSE_S = 0.25
 _REMOVE_S = 2.0  # the host notices by itself that nobody owns the sandbox any more
 MISSING = "Sandbox not found, or its time is over."
+NO_SNAPSHOT = "Snapshot not found, or its time is over."
 _NO_HOST = "No sandbox host is there. Start one (python -m sandfleet.fleet.host), then try again."
 _FULL = "No sandbox host has room. Try again when a sandbox has ended."
 _GONE = "The sandbox was lost: its host is gone."
@@ -51,7 +52,7 @@ async def create(found: Resources, owner: Owner, wish: Wish) -> Sandbox:
             retry_after_s=10,
         )
     if outcome == "no_snapshot":
-        raise NotFound("Snapshot not found, or its time is over.")
+        raise NotFound(NO_SNAPSHOT)
     if outcome == "no_template":
         raise InvalidRequest(f"template: there is none of this name, only {detail}")
     if outcome == "too_long":
@@ -75,6 +76,16 @@ async def delete(found: Resources, key: RunKey) -> None:
             await Use(found, key).tell(row, Ask("DELETE", "/sandbox"))
     except (HostUnavailable, HostRefused, TimeoutError):
         return
+
+
+async def restore(found: Resources, key: RunKey, snapshot_id: UUID) -> Sandbox:
+    """Begin a sandbox anew with a snapshot of its owner's. Raises NotFound, Conflict, and what keeps it from being made."""
+    row = await sandboxes.get(found.pool, key)
+    if row is None:
+        raise NotFound(MISSING)
+    if not await sandboxes.restore(found.pool, Fence(key, row.generation), snapshot_id):
+        raise Conflict("The sandbox was lost or begun anew meanwhile. Look at it, then try again.")
+    return await Use(found, key).ready()
 
 
 def _check_placed(outcome: str) -> None:
@@ -142,12 +153,7 @@ class Use:
             return await self.lost(generation, refused.message)
         if refused.code == "no_sandbox":
             return await self.lost(generation, _RESTARTED)
-        if refused.status in (401, 403):
-            return HostUnavailable(
-                f"The sandbox's host refused the API's token ({refused.code}): API and hosts need one "
-                "SANDFLEET_HOST_SECRET."
-            )
-        return refused
+        return _distrusted(refused) if refused.status in (401, 403) else refused
 
     async def lost(self, generation: int, reason: str) -> Exception:
         """A generation is gone: make the next one, and say what is in it."""
@@ -210,6 +216,8 @@ class Use:
             except HostUnavailable as error:
                 why = error
             except HostRefused as error:
+                if error.status == 401:
+                    raise _distrusted(error) from None
                 if error.code not in ("no_room", "sandbox_host_unavailable", "template_unavailable"):
                     raise
                 why = NoRoom(_FULL, retry_after_s=5) if error.code == "no_room" else error
@@ -221,6 +229,12 @@ class Use:
             return await self._row()
         row = await self._row()
         return row if row.known is not None else await self._make(row)
+
+
+def _distrusted(refused: HostRefused) -> HostUnavailable:
+    return HostUnavailable(
+        f"The sandbox's host refused the API's token ({refused.code}): API and hosts need one SANDFLEET_HOST_SECRET."
+    )
 
 
 def _lost(row: Sandbox) -> SandboxLost:

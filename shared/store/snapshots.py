@@ -94,6 +94,32 @@ async def to_restore(connection: Connection, key: RunKey) -> Snapshot | None:
         return await cursor.fetchone()
 
 
+async def get(connection: Connection, owner: Owner, snapshot_id: UUID) -> Snapshot | None:
+    """One of the owner's, if it is still kept."""
+    async with connection.cursor(row_factory=class_row(Snapshot)) as cursor:
+        await cursor.execute(
+            f"""select {_COLUMNS} from snapshots where tenant = %s and user_id = %s and snapshot_id = %s
+                and expires_at > clock_timestamp()""",
+            (*owner, snapshot_id),
+        )
+        return await cursor.fetchone()
+
+
+async def page(
+    connection: Connection, owner: Owner, of: UUID | None, limit: int, offset: int
+) -> list[Snapshot]:
+    """The owner's, of a run or a sandbox if one is named, newest first."""
+    async with connection.cursor(row_factory=class_row(Snapshot)) as cursor:
+        await cursor.execute(
+            f"""select {_COLUMNS} from snapshots
+                where tenant = %(tenant)s and user_id = %(user_id)s and (%(of)s::uuid is null or run_id = %(of)s)
+                  and expires_at > clock_timestamp()
+                order by created_at desc, snapshot_id limit %(limit)s offset %(offset)s""",
+            {**owner._asdict(), "of": of, "limit": limit, "offset": offset},
+        )
+        return await cursor.fetchall()
+
+
 async def forget(connection: Connection, owner: Owner, snapshot_id: UUID) -> None:
     """Let a snapshot expire now; one that is gone is fine."""
     await connection.execute(

@@ -8,6 +8,7 @@ from fastapi import FastAPI
 
 from tests.api.conftest import Api
 
+CHECKPOINT = "1ef4a9b8-e6fb-67b1-8001-abd5184439d1"
 # Bodies that are valid, so that nothing but the ids can be wrong.
 _RUN = {"assistant_id": "chat"}
 _BODIES: dict[tuple[str, str], Any] = {
@@ -21,8 +22,15 @@ _BODIES: dict[tuple[str, str], Any] = {
     ("PATCH", "/assistants/{assistant_id}"): {"name": "stolen"},
     ("POST", "/sandboxes/{sandbox_id}/exec"): {"command": "true"},
     ("POST", "/sandboxes/{sandbox_id}/exec/stream"): {"command": "true"},
+    ("POST", "/sandboxes/{sandbox_id}/processes"): {"command": "true"},
+    ("POST", "/sandboxes/{sandbox_id}/processes/{process}/signal"): {"signal": 9},
+    ("POST", "/sandboxes/{sandbox_id}/glob"): {"pattern": "*"},
+    ("POST", "/sandboxes/{sandbox_id}/grep"): {"pattern": "x"},
+    ("POST", "/sandboxes/{sandbox_id}/mkdir"): {"path": "stolen"},
+    ("POST", "/sandboxes/{sandbox_id}/move"): {"path": "a", "to": "b"},
+    ("POST", "/sandboxes/{sandbox_id}/copy"): {"path": "a", "to": "b"},
+    ("POST", "/sandboxes/{sandbox_id}/restore"): {"snapshot_id": CHECKPOINT},
 }
-CHECKPOINT = "1ef4a9b8-e6fb-67b1-8001-abd5184439d1"
 
 
 def routes_with_ids(app: FastAPI) -> list[tuple[str, str]]:
@@ -55,6 +63,8 @@ async def test_every_route_answers_404_to_a_foreign_id(api: Api, intruder: str) 
             "{assistant_id}": assistant["assistant_id"],
             "{checkpoint_id}": CHECKPOINT,
             "{sandbox_id}": await _sandbox(api),
+            "{process}": "1",
+            "{snapshot_id}": await _snapshot(api, made["run_id"]),
         }
         before = await _everything(api)
         routes = routes_with_ids(api.app)
@@ -66,7 +76,7 @@ async def test_every_route_answers_404_to_a_foreign_id(api: Api, intruder: str) 
                     path = path.replace(placeholder, value)
                 assert "{" not in path, "a placeholder without an id in this test"
                 body = _BODIES.get((method, template), {})
-                answer = await http.request(method, path, content=json.dumps(body))
+                answer = await http.request(method, path, params={"path": "/x"}, content=json.dumps(body))
                 assert answer.status_code == 404, (method, template, answer.status_code, answer.text)
                 assert "secret" not in answer.text
             own = (await http.post("/threads", json={})).json()["thread_id"]
@@ -91,6 +101,9 @@ async def test_every_route_answers_404_to_a_foreign_id(api: Api, intruder: str) 
             assert (await http.get("/sandboxes")).json() == []
             found = await http.post("/sandboxes/search", json={"metadata": {"mine": True}})
             assert found.json() == []
+            assert (await http.get("/snapshots")).json() == []
+            begun = await http.post("/sandboxes", json={"snapshot_id": ids["{snapshot_id}"]})
+            assert begun.status_code == 404
             run_of_theirs = await http.post("/runs", json={"assistant_id": assistant["assistant_id"]})
             assert run_of_theirs.status_code == 404
             await http.delete(f"/threads/{own}")
@@ -112,6 +125,18 @@ async def _sandbox(api: Api) -> str:
     return str(rows[0][0])
 
 
+async def _snapshot(api: Api, run_id: str) -> str:
+    """A snapshot of the sandbox of a run of alice's."""
+    rows = await api.sql(
+        """insert into snapshots (tenant, user_id, snapshot_id, run_id, reason, object_key, bytes, files, content_bytes,
+                                  skipped, expires_at)
+           values ('acme', 'alice', gen_random_uuid(), %s, 'request', 'key', 1, 1, 1, 0, clock_timestamp() + interval '1 h')
+           returning snapshot_id""",
+        run_id,
+    )
+    return str(rows[0][0])
+
+
 async def _everything(api: Api) -> list[Any]:
     return [
         await api.sql(f"select * from {table} where user_id = 'alice' order by 1, 2, 3, 4")
@@ -124,6 +149,7 @@ async def _everything(api: Api) -> list[Any]:
             "idempotency_keys",
             "sandboxes",
             "placements",
+            "snapshots",
         )
         if table != "threads"
     ] + [

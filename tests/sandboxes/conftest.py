@@ -53,9 +53,10 @@ lifetime_s = 120
 """
 
 
-@pytest.fixture(scope="module")
-async def fleet(database: str, redis_url: str, servers: TestServers, engine: str) -> AsyncIterator[Fleet]:
-    """For one module."""
+@pytest.fixture(scope="session")
+async def fleet(servers: TestServers, engine: str) -> AsyncIterator[Fleet]:
+    """For all tests here."""
+    database = await servers.create_database()
     folder = Path(tempfile.mkdtemp(prefix="sandboxes-"))
     templates = folder / "sandfleet.toml"
     templates.write_text(TEMPLATES)
@@ -64,10 +65,16 @@ async def fleet(database: str, redis_url: str, servers: TestServers, engine: str
     await host.start()
     async with await psycopg.AsyncConnection.connect(database, autocommit=True) as connection:
         alice, bob = [await create_key(connection, Owner("acme", user), "test") for user in ("alice", "bob")]
-    settings = {"host_socket": host.socket, "host_secret": host.secret}
-    async with serve(create_app(make_settings(database, redis_url, **settings))) as url:
+    settings = {
+        "database_url": database,
+        "redis_url": servers.next_redis_url(),
+        "host_socket": host.socket,
+        "host_secret": host.secret,
+    }
+    async with serve(create_app(make_settings(**settings))) as url:
         yield Fleet(url, host, settings, alice, bob)
     assert await host.stop() == 0
+    await servers.drop_database(database)
     shutil.rmtree(folder)
 
 
@@ -75,6 +82,10 @@ async def fleet(database: str, redis_url: str, servers: TestServers, engine: str
 async def none_left(fleet: Fleet) -> AsyncIterator[None]:
     """What a test did not end is ended behind it, and the host removes it."""
     yield
+    for key in (fleet.alice, fleet.bob):
+        async with fleet.http(key) as http:
+            for sandbox in (await http.get("/sandboxes", params={"limit": 100})).json():
+                await http.delete(f"/sandboxes/{sandbox['sandbox_id']}")
     await fleet.sql("delete from sandboxes")
     await fleet.sql("delete from placements")
     await check_empty(fleet.host)

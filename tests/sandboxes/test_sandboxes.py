@@ -1,29 +1,149 @@
-"""Sandboxes without a run: made, found, used and ended."""
+"""Sandboxes without a run: made, found and ended."""
 
 import httpx
+import pytest
 
+from sandfleet.functions.api.app import create_app
+from tests.api.conftest import make_settings, serve
+from tests.sandboxes.calls import make, run
 from tests.sandboxes.conftest import Fleet
 from tests.waiting import eventually
 
 
+async def gone(fleet: Fleet) -> None:
+    """The host has no sandbox any more."""
+
+    async def empty() -> bool:
+        return (await fleet.host.health())["sandboxes"] == 0
+
+    await eventually(empty, what="the host has removed it")
+
+
 async def test_a_sandbox_from_its_begin_to_its_end(fleet: Fleet, http: httpx.AsyncClient) -> None:
-    """Made, found, used, removed."""
+    """Made, read, found, used, removed: then it is nowhere."""
     made = await http.post("/sandboxes", json={"metadata": {"for": "me"}, "ttl_s": 100})
     assert made.status_code == 201, made.text
     sandbox = made.json()
     path = f"/sandboxes/{sandbox['sandbox_id']}"
     assert made.headers["location"] == path
     assert (await http.get(path)).json() == sandbox
-    assert (await http.get("/sandboxes")).json() == [sandbox]
-    ran = await http.post(f"{path}/exec", json={"command": "echo hello; echo oops >&2; exit 3"})
-    assert ran.status_code == 200, ran.text
-    assert (ran.json()["stdout"], ran.json()["stderr"], ran.json()["exit_code"]) == ("hello\n", "oops\n", 3)
+    assert (await run(http, path, "echo hello"))["stdout"] == "hello\n"
     assert (await http.delete(path)).status_code == 204
     assert (await http.get(path)).status_code == 404
+    assert (await http.delete(path)).status_code == 404
     assert (await http.post(f"{path}/exec", json={"command": "true"})).status_code == 404
     assert (await http.get("/sandboxes")).json() == []
+    await gone(fleet)
 
-    async def gone() -> bool:
-        return (await fleet.host.health())["sandboxes"] == 0
 
-    await eventually(gone, what="the host has removed it")
+async def test_sandboxes_are_found_by_metadata_and_template_in_pages(
+    fleet: Fleet, http: httpx.AsyncClient
+) -> None:
+    """Newest first, only the caller's own."""
+    paths = [await make(http, template="small", metadata={"n": n, "odd": n % 2 == 1}) for n in range(3)]
+    other = await make(http)
+    ids = [path.removeprefix("/sandboxes/") for path in (*paths, other)]
+
+    async def found(answer: httpx.Response) -> list[str]:
+        assert answer.status_code == 200, answer.text
+        return [sandbox["sandbox_id"] for sandbox in answer.json()]
+
+    assert await found(await http.get("/sandboxes")) == ids[::-1]
+    odd = await http.post("/sandboxes/search", json={"metadata": {"odd": True}})
+    assert await found(odd) == [ids[1]]
+    first = await http.get("/sandboxes", params={"template": "small", "limit": 2})
+    assert await found(first) == [ids[2], ids[1]]
+    assert first.headers["x-pagination-next"] == "2"
+    last = await http.get("/sandboxes", params={"template": "small", "limit": 2, "offset": 2})
+    assert await found(last) == [ids[0]]
+    assert "x-pagination-next" not in last.headers
+    async with fleet.http(fleet.bob) as bob:
+        assert (await bob.get("/sandboxes")).json() == []
+
+
+@pytest.mark.parametrize("swept", [False, True])
+async def test_a_sandbox_ends_with_its_time(fleet: Fleet, http: httpx.AsyncClient, swept: bool) -> None:
+    """For its owner at once, whether or not a sweep has come; on its host by the next beat. Breaks when the host's heartbeat
+    does not look at the time, or a read does not."""
+    path = await make(http)
+    await fleet.sql("update sandboxes set expires_at = clock_timestamp()")
+    assert (await http.get(path)).status_code == 404
+    if swept:
+        await fleet.sql("delete from sandboxes")
+        await fleet.sql("delete from placements")
+    await gone(fleet)
+
+
+async def test_a_host_keeps_what_has_an_owner(fleet: Fleet, http: httpx.AsyncClient) -> None:
+    """Breaks when the host looks for runs only: it removes the sandbox at its next beat."""
+    path = await make(http)
+    await run(http, path, "echo kept > file")
+    (before,) = await fleet.sql("select heartbeat_at from hosts")
+
+    async def beaten_twice() -> bool:
+        return bool(
+            await fleet.sql("select 1 from hosts where heartbeat_at > %s + interval '3 s'", before[0])
+        )
+
+    await eventually(beaten_twice, what="two beats of the host")
+    assert (await run(http, path, "cat file"))["stdout"] == "kept\n"
+
+
+async def test_a_tenant_has_so_many_sandboxes_and_no_more(fleet: Fleet, http: httpx.AsyncClient) -> None:
+    """429 with Retry-After, for all its users together; one less and there is room. Breaks when the count is left out."""
+    await fleet.sql("update tenants set max_sandboxes = 1 where tenant = 'acme'")
+    try:
+        path = await make(http)
+        async with fleet.http(fleet.bob) as bob:
+            refused = await bob.post("/sandboxes", json={})
+            assert (refused.status_code, refused.json()["code"]) == (429, "too_many_sandboxes")
+            assert int(refused.headers["retry-after"]) > 0
+            await http.delete(path)
+            await make(bob)
+    finally:
+        await fleet.sql("update tenants set max_sandboxes = null")
+
+
+async def test_full_hosts_are_said_at_once(fleet: Fleet, http: httpx.AsyncClient) -> None:
+    """503 with Retry-After, and nothing is left of the wish. Breaks when a host's room is not asked for."""
+    await make(http)
+    (before,) = await fleet.sql("select most from hosts")
+    await fleet.sql("update hosts set most = 1, sandboxes = 1")
+    refused = await http.post("/sandboxes", json={})
+    assert (refused.status_code, refused.json()["code"]) == (503, "no_room"), refused.text
+    assert int(refused.headers["retry-after"]) > 0
+    await fleet.sql("update hosts set most = %s", before[0])
+    assert len((await http.get("/sandboxes")).json()) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"template": "unknown"}, "template"),
+        ({"template": 1}, "template"),
+        ({"ttl_s": 100_000}, "ttl_s"),
+        ({"ttl_s": 0}, "ttl_s"),
+        ({"metadata": []}, "metadata"),
+        ({"metadata": {"a": "\x00"}}, "metadata"),
+        ({"snapshot_id": "x"}, "snapshot_id"),
+    ],
+)
+async def test_a_wish_that_cannot_be_is_refused_by_its_field(
+    http: httpx.AsyncClient, body: dict[str, object], field: str
+) -> None:
+    refused = await http.post("/sandboxes", json=body)
+    assert refused.status_code == 422, refused.text
+    assert refused.json()["detail"].startswith(field)
+
+
+async def test_without_the_hosts_key_the_answer_says_what_to_set(fleet: Fleet) -> None:
+    """Never 401: the caller's key is good."""
+    for secret in ("", "another"):
+        settings = {**fleet.settings, "host_secret": secret}
+        async with serve(create_app(make_settings(**settings))) as url:
+            headers = {"x-api-key": fleet.alice}
+            async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as http:
+                refused = await http.post("/sandboxes", json={})
+                assert (refused.status_code, refused.json()["code"]) == (503, "sandbox_host_unavailable")
+                assert "SANDFLEET_HOST_SECRET" in refused.json()["detail"]
+                assert (await http.get("/sandboxes")).json() == []

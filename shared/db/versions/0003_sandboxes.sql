@@ -88,7 +88,7 @@ begin
     return;
   end if;
   select * into p from placements where tenant = p_tenant and user_id = p_user and run_id = p_sandbox for update;
-  select host_id into c from hosts where host_id = p.host_id and host_id <> all (p_refused);
+  select host_id into c from open_hosts() where host_id = p.host_id and host_id <> all (p_refused);
   if c is null then
     c := choose_host(p.memory, p.pids, p_own, hosts_without(p.template) || p_refused, true);
     update placements set host_id = c, placed_at = clock_timestamp()

@@ -1,0 +1,119 @@
+"""``sandfleet sandbox``: sandboxes without a run, and a shell in one."""
+
+import asyncio
+import os
+import sys
+from contextlib import aclosing
+from pathlib import Path
+
+from rich.table import Table
+
+from sandfleet.fleet.sandbox_client import ApiError, Process, SandboxApi
+from sandfleet.localstack import dev_file, raw_terminal
+from sandfleet.localstack.process import LocalStackError
+from sandfleet.localstack.terminal import err, out
+
+_SHELL = "command -v bash >/dev/null && exec bash -i; exec sh -i"
+_BY_SIGNAL = 128
+
+
+def connect(root: Path) -> SandboxApi:
+    """The API of ``SANDFLEET_API_URL`` (with ``SANDFLEET_API_KEY``), else of the stack that runs in ``root``."""
+    if url := os.environ.get("SANDFLEET_API_URL"):
+        return SandboxApi(url, os.environ.get("SANDFLEET_API_KEY", ""))
+    info = dev_file.read(root / "dev.json")
+    return SandboxApi(info.api_url, info.api_key)
+
+
+async def create(root: Path, template: str, ttl_s: float | None) -> int:
+    """Make a sandbox and print its id."""
+    async with connect(root) as api:
+        out.print((await api.create(template, ttl_s=ttl_s)).sandbox_id)
+    return 0
+
+
+async def ls(root: Path, limit: int) -> int:
+    """Print the newest sandboxes of the caller as a table."""
+    async with connect(root) as api:
+        found = await api.search(limit=limit)
+    table = Table(box=None, pad_edge=False)
+    for title in ("sandbox", "template", "generation", "created", "ends"):
+        table.add_column(title, no_wrap=True)
+    for sandbox in found:
+        times = [str(sandbox[name])[:19] for name in ("created_at", "expires_at")]
+        table.add_row(sandbox["sandbox_id"], sandbox["template"], str(sandbox["generation"]), *times)
+    out.print(table if found else "No sandboxes. Make one: sandfleet sandbox create")
+    return 0
+
+
+async def rm(root: Path, sandbox_ids: list[str]) -> int:
+    """End sandboxes."""
+    async with connect(root) as api:
+        for sandbox_id in sandbox_ids:
+            await (await api.get(sandbox_id)).delete()
+    return 0
+
+
+async def execute(root: Path, sandbox_id: str, command: list[str]) -> int:
+    """Run a command, several words as they are or one text for the shell, and end with its exit code. What comes through a
+    pipe is its input."""
+    stdin = None if sys.stdin.isatty() else await asyncio.to_thread(sys.stdin.buffer.read)
+
+    def shown(stream: str, data: bytes) -> None:
+        target = sys.stdout.buffer if stream == "stdout" else sys.stderr.buffer
+        target.write(data)
+        target.flush()
+
+    async with connect(root) as api:
+        sandbox = await api.get(sandbox_id)
+        told = command[0] if len(command) == 1 else command
+        result = await sandbox.exec(told, stdin=stdin, on_output=shown)
+    if result.timed_out:
+        err.print(f"Killed after {result.duration_ms / 1000:.0f} s, the time limit of its template.")
+    return result.exit_code if result.exit_code is not None else _BY_SIGNAL + (result.signal or 0)
+
+
+async def shell(root: Path, template: str, ttl_s: float | None) -> int:
+    """A shell in a fresh sandbox, which ends with it."""
+    if not raw_terminal.is_there():
+        raise LocalStackError("A shell needs a terminal. For a command: sandfleet sandbox create, then exec.")
+    async with connect(root) as api, await api.create(template, ttl_s=ttl_s) as sandbox:
+        process = await sandbox.start(_SHELL, stdin=True, terminal=raw_terminal.size(), hold=True)
+
+        async def resized() -> None:
+            await process.resize(*raw_terminal.size())
+
+        with raw_terminal.raw(), raw_terminal.on_resize(resized):
+            await _connect_terminal(process)
+    if process.exit_code is not None:
+        return process.exit_code
+    return _BY_SIGNAL + (process.signal or 0)
+
+
+async def _connect_terminal(process: Process) -> None:
+    """Until the shell ends, or the terminal does."""
+
+    async def type_in() -> None:
+        async with aclosing(raw_terminal.keys()) as typed:
+            async for data in typed:
+                try:
+                    await process.write(data)
+                except ApiError as error:
+                    if error.code != "no_stdin":  # it has ended, which its output tells
+                        raise
+                    await asyncio.Event().wait()
+
+    async def show() -> None:
+        async with aclosing(process.output()) as output:
+            async for data in output:
+                await raw_terminal.show(data)
+
+    ways = [asyncio.ensure_future(type_in()), asyncio.ensure_future(show())]
+    try:
+        done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for way in done:
+            way.result()
+    finally:
+        for way in ways:
+            way.cancel()
+        await asyncio.gather(*ways, return_exceptions=True)

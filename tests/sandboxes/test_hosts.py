@@ -1,0 +1,73 @@
+"""Sandboxes without a run, when their host restarts or goes."""
+
+import json
+
+import httpx
+
+from tests.sandbox.conftest import check_empty
+from tests.sandbox.host_process import Host
+from tests.sandboxes.calls import make, run
+from tests.sandboxes.conftest import Fleet
+from tests.waiting import eventually
+
+
+async def test_a_host_that_is_killed_costs_a_command_no_more_than_a_wait(
+    fleet: Fleet, http: httpx.AsyncClient
+) -> None:
+    """The next host adopts the sandbox in its generation, and the command is followed to its end. Breaks when a broken
+    connection is taken for the command's end, or when the host forgets which generation a sandbox was made for."""
+    path = await make(http)
+    command = "echo one; until test -f go; do sleep 0.1; done; echo two"
+    output = ""
+    async with http.stream("POST", f"{path}/exec/stream", json={"command": command}) as response:
+        lines = response.aiter_lines()
+        async for line in lines:
+            if "one" in line:
+                break
+        await fleet.host.kill()
+        await fleet.host.start()
+        sent = await http.put(f"{path}/file", params={"path": "go"}, content=b"")
+        assert sent.status_code == 200, sent.text
+        async for line in lines:
+            if line.startswith("data: "):
+                output += json.loads(line.removeprefix("data: ")).get("data", "")
+    assert output == "two\n"
+    assert (await http.get(path)).json()["generation"] == 1
+
+
+async def test_a_sandbox_goes_on_elsewhere_with_its_files_when_its_host_stops(
+    fleet: Fleet, http: httpx.AsyncClient
+) -> None:
+    """On a host that is reached by TCP; one call says so. Breaks when the loss of a host is not a loss of its sandboxes, or
+    when a sandbox that nobody asked to keep is not kept by the host that stops."""
+    path = await make(http)
+    await run(http, path, "echo kept > file")
+    env = {**fleet.host.env, "SANDFLEET_HOST_LISTEN": "127.0.0.1:0", "SANDFLEET_HOST_ID": "elsewhere"}
+    other = Host(
+        fleet.host.folder / "other",
+        fleet.host.database_url,
+        "docker",
+        fleet.host.docker_host,
+        env,
+        secret=fleet.host.secret,
+    )
+    await other.start()
+    try:
+        assert await fleet.host.stop() == 0
+
+        async def told() -> httpx.Response | None:
+            answer = await http.post(f"{path}/exec", json={"command": "true"})
+            assert answer.status_code in (410, 503), answer.text
+            return answer if answer.status_code == 410 else None
+
+        lost = (await eventually(told, what="the loss is told")).json()
+        assert lost["restored"] is not None
+        (kept,) = (await http.get(f"{path}/snapshots")).json()
+        assert (kept["snapshot_id"], kept["reason"]) == (lost["restored"], "drain")
+        assert (await run(http, path, "cat file"))["stdout"] == "kept\n"
+        assert (await other.health())["sandboxes"] == 1
+        await http.delete(path)
+        await check_empty(other)
+    finally:
+        assert await other.stop() == 0
+        await fleet.host.start()

@@ -1,0 +1,163 @@
+"""Snapshots of sandboxes, sandboxes that begin with one, and what is told of a sandbox that was lost."""
+
+import uuid
+
+import httpx
+
+from sandfleet.fleet.host.engine import Engine
+from sandfleet.fleet.sandbox.client import SandboxClient
+from tests.sandbox.conftest import containers
+from tests.sandboxes.calls import events, make, run
+from tests.sandboxes.conftest import Fleet
+from tests.waiting import eventually
+
+
+async def snapshot(http: httpx.AsyncClient, path: str) -> str:
+    taken = await http.post(f"{path}/snapshots")
+    assert taken.status_code == 201, taken.text
+    return str(taken.json()["snapshot_id"])
+
+
+async def kill_container(fleet: Fleet) -> None:
+    """The only sandbox dies as by the machine's hand."""
+    (container,) = await containers(fleet.host)
+    async with Engine(fleet.host.docker_host) as engine:
+        await engine.call("POST", f"/containers/{container['Id']}/kill")
+
+
+async def test_a_fork_goes_its_own_way(http: httpx.AsyncClient) -> None:
+    """It begins with the files of the other, as they are now or were in a snapshot, and changes none of them."""
+    path = await make(http)
+    await run(http, path, "echo one > file")
+    first = await snapshot(http, path)
+    await run(http, path, "echo two > file")
+    forked = await http.post(f"{path}/fork", json={"metadata": {"fork": True}})
+    assert forked.status_code == 201, forked.text
+    assert (forked.json()["generation"], forked.json()["metadata"]) == (1, {"fork": True})
+    fork = f"/sandboxes/{forked.json()['sandbox_id']}"
+    assert (await run(http, fork, "cat file; echo three > file"))["stdout"] == "two\n"
+    assert (await run(http, path, "cat file"))["stdout"] == "two\n"
+    older = (await http.post(f"{path}/fork", json={"snapshot_id": first})).json()
+    assert older["restored"] == first
+    assert (await run(http, f"/sandboxes/{older['sandbox_id']}", "cat file"))["stdout"] == "one\n"
+    listed = (await http.get(f"{path}/snapshots")).json()
+    assert [found["snapshot_id"] for found in listed] == [older["snapshot_id"], first][::-1] or len(
+        listed
+    ) == 2
+    assert listed[-1]["snapshot_id"] == first
+    other = await http.post(f"{fork}/fork", json={"snapshot_id": first})
+    assert other.status_code == 404, "a snapshot of another sandbox is not this one's"
+
+
+async def test_restore_begins_the_sandbox_anew(http: httpx.AsyncClient) -> None:
+    """Its files are those of the snapshot, its processes are gone, and who holds to the old generation is told. Breaks when
+    the host keeps the sandbox of the generation before."""
+    path = await make(http)
+    await run(http, path, "echo one > file")
+    first = await snapshot(http, path)
+    await run(http, path, "rm file; echo late > late")
+    await http.post(f"{path}/processes", json={"command": "sleep 600"})
+    restored = await http.post(f"{path}/restore", json={"snapshot_id": first})
+    assert restored.status_code == 200, restored.text
+    assert (restored.json()["generation"], restored.json()["restored"]) == (2, first)
+    assert (await run(http, path, "cat *"))["stdout"] == "one\n"
+    assert (await http.get(f"{path}/processes")).json() == []
+    told = await http.post(f"{path}/exec", json={"command": "true"}, headers={"x-sandbox-generation": "1"})
+    assert (told.status_code, told.json()["code"], told.json()["generation"]) == (410, "sandbox_lost", 2)
+
+
+async def test_a_restored_sandbox_forgets_what_it_was_before(http: httpx.AsyncClient, fleet: Fleet) -> None:
+    """When it is lost it begins with the snapshot that was restored, and not with a later one of the time before. Breaks when
+    `to_restore` does not look when the sandbox was begun."""
+    path = await make(http)
+    await run(http, path, "echo one > file")
+    first = await snapshot(http, path)
+    await run(http, path, "echo two > file")
+    await snapshot(http, path)
+    await http.post(f"{path}/restore", json={"snapshot_id": first})
+    await kill_container(fleet)
+    lost = await eventually(lambda: told_of_loss(http, path), what="the loss is told")
+    assert lost["restored"] == first
+    assert (await run(http, path, "cat file"))["stdout"] == "one\n"
+
+
+async def told_of_loss(http: httpx.AsyncClient, path: str) -> dict[str, object] | None:
+    answer = await http.post(f"{path}/exec", json={"command": "true"})
+    return answer.json() if answer.status_code == 410 else None
+
+
+async def test_a_lost_sandbox_says_what_is_in_the_next(http: httpx.AsyncClient, fleet: Fleet) -> None:
+    """Once, naming the snapshot that was restored; then it goes on with its files. Breaks when the next one is made in
+    silence."""
+    path = await make(http)
+    await run(http, path, "echo kept > file")
+    first = await snapshot(http, path)
+    await kill_container(fleet)
+    lost = await eventually(lambda: told_of_loss(http, path), what="the loss is told")
+    assert (lost["code"], lost["generation"], lost["restored"]) == ("sandbox_lost", 2, first)
+    assert first in str(lost["detail"])
+    assert (await run(http, path, "cat file"))["stdout"] == "kept\n"
+    shown = (await http.get(path)).json()
+    assert (shown["generation"], shown["restored"]) == (2, first)
+
+
+async def test_a_lost_sandbox_without_a_snapshot_is_empty_and_says_so(
+    http: httpx.AsyncClient, fleet: Fleet
+) -> None:
+    """And a client that says which generation it knows is told for as long as it does."""
+    path = await make(http)
+    await kill_container(fleet)
+    lost = await eventually(lambda: told_of_loss(http, path), what="the loss is told")
+    assert (lost["generation"], lost["restored"]) == (2, None)
+    assert "empty" in str(lost["detail"])
+    for _ in range(2):
+        answer = await http.get(f"{path}/files", headers={"x-sandbox-generation": "1"})
+        assert (answer.status_code, answer.json()["generation"]) == (410, 2)
+    assert (await http.get(f"{path}/files", headers={"x-sandbox-generation": "2"})).status_code == 200
+
+
+async def test_a_loss_in_the_middle_of_a_command_is_its_last_event(
+    http: httpx.AsyncClient, fleet: Fleet
+) -> None:
+    path = await make(http)
+    async with http.stream("POST", f"{path}/exec/stream", json={"command": "sleep 600"}) as response:
+        await kill_container(fleet)
+        found = await events(response)
+    assert found[-1][0] == "error"
+    assert (found[-1][1]["error"], found[-1][1]["generation"]) == ("sandbox_lost", 2)
+    assert (await run(http, path, "true"))["exit_code"] == 0
+
+
+async def test_a_sandbox_begins_with_the_snapshot_of_a_run(http: httpx.AsyncClient, fleet: Fleet) -> None:
+    """And the run's snapshots are listed."""
+    key = await fleet.host.new_run(tenant="acme", user_id="alice")
+    client = SandboxClient(fleet.host.socket)
+    sandbox = await fleet.host.sandbox(client, key=key)
+    await sandbox.exec("echo of a run > file")
+    taken = await sandbox.snapshot("request")
+    assert taken is not None
+    await sandbox.close()
+    await client.aclose()
+    listed = (await http.get(f"/runs/{key.run_id}/snapshots")).json()
+    assert [(found["snapshot_id"], found["of"]) for found in listed] == [
+        (taken["snapshot_id"], str(key.run_id))
+    ]
+    path = await make(http, snapshot_id=taken["snapshot_id"])
+    assert (await run(http, path, "cat file"))["stdout"] == "of a run\n"
+    async with fleet.http(fleet.bob) as bob:
+        assert (await bob.get(f"/runs/{key.run_id}/snapshots")).status_code == 404
+    await fleet.host.set_status(key, "success")
+
+
+async def test_snapshots_are_read_and_given_up(http: httpx.AsyncClient) -> None:
+    """A snapshot outlives its sandbox, until its owner deletes it."""
+    path = await make(http)
+    first = await snapshot(http, path)
+    await http.delete(path)
+    assert (await http.get(f"{path}/snapshots")).json()[0]["snapshot_id"] == first
+    assert (await http.get(f"/snapshots/{first}")).json()["reason"] == "request"
+    assert first in [found["snapshot_id"] for found in (await http.get("/snapshots")).json()]
+    assert (await http.delete(f"/snapshots/{first}")).status_code == 204
+    assert (await http.get(f"/snapshots/{first}")).status_code == 404
+    assert (await http.post("/sandboxes", json={"snapshot_id": first})).status_code == 404
+    assert (await http.post("/sandboxes", json={"snapshot_id": str(uuid.uuid4())})).status_code == 404
