@@ -27,7 +27,7 @@ def size() -> tuple[int, int]:
 def raw() -> Iterator[None]:
     """Every key goes through as it is, Ctrl-C too, until the end of the block."""
     before = termios.tcgetattr(_INPUT)
-    tty.setraw(_INPUT)
+    tty.setraw(_INPUT, termios.TCSADRAIN)  # what was typed ahead goes through, too
     try:
         yield
     finally:

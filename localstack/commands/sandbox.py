@@ -37,7 +37,8 @@ async def ls(root: Path, limit: int) -> int:
     async with connect(root) as api:
         found = await api.search(limit=limit)
     table = Table(box=None, pad_edge=False)
-    for title in ("sandbox", "template", "generation", "created", "ends"):
+    table.add_column("sandbox", no_wrap=True, min_width=36)
+    for title in ("template", "generation", "created", "ends"):
         table.add_column(title, no_wrap=True)
     for sandbox in found:
         times = [str(sandbox[name])[:19] for name in ("created_at", "expires_at")]

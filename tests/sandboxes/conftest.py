@@ -3,6 +3,7 @@
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,9 +54,9 @@ lifetime_s = 120
 """
 
 
-@pytest.fixture(scope="session")
-async def fleet(servers: TestServers, engine: str) -> AsyncIterator[Fleet]:
-    """For all tests here."""
+@asynccontextmanager
+async def open_fleet(servers: TestServers, engine: str) -> AsyncIterator[Fleet]:
+    """A fleet with a database of its own."""
     database = await servers.create_database()
     folder = Path(tempfile.mkdtemp(prefix="sandboxes-"))
     templates = folder / "sandfleet.toml"
@@ -76,6 +77,13 @@ async def fleet(servers: TestServers, engine: str) -> AsyncIterator[Fleet]:
     assert await host.stop() == 0
     await servers.drop_database(database)
     shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+async def fleet(servers: TestServers, engine: str) -> AsyncIterator[Fleet]:
+    """For all tests that do not stop its host."""
+    async with open_fleet(servers, engine) as opened:
+        yield opened
 
 
 @pytest.fixture(autouse=True)

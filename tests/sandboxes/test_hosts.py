@@ -1,14 +1,24 @@
 """Sandboxes without a run, when their host restarts or goes."""
 
 import json
+from collections.abc import AsyncIterator
 
 import httpx
+import pytest
 
+from tests.fixtures_servers import TestServers
 from tests.sandbox.conftest import check_empty
 from tests.sandbox.host_process import Host
 from tests.sandboxes.calls import make, run
-from tests.sandboxes.conftest import Fleet
+from tests.sandboxes.conftest import Fleet, open_fleet
 from tests.waiting import eventually
+
+
+@pytest.fixture
+async def fleet(servers: TestServers, engine: str) -> AsyncIterator[Fleet]:
+    """For one test: it stops the host."""
+    async with open_fleet(servers, engine) as opened:
+        yield opened
 
 
 async def test_a_host_that_is_killed_costs_a_command_no_more_than_a_wait(
