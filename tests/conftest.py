@@ -1,6 +1,11 @@
 """Fixtures of all tests. They are lazy: tests that ask for none of them start nothing."""
 
+import hypothesis
 import pytest
+
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile("loaded", deadline=None)
+hypothesis.settings.load_profile("loaded")
 
 pytest_plugins = [
     "tests.fixtures_servers",

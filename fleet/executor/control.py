@@ -84,8 +84,11 @@ class Executor:
         self._draining = asyncio.Event()
         self._hurry = asyncio.Event()
         self._slot_free = asyncio.Event()
-        self._graphs_run = asyncio.Event()  # cleared while a graph holds the graphs' loop
-        self._graphs_run.set()
+        self._takes_runs = (
+            asyncio.Event()
+        )  # cleared while a graph holds the graphs' loop, or the executor is one too many
+        self._takes_runs.set()
+        self._retiring = False
         self._our_turn = asyncio.Event()  # to sweep; cleared when it is done
         self._loop = asyncio.get_running_loop()
         # No socket_timeout: on Python 3.11 it may swallow a cancellation. Each call has a limit of its own.
@@ -202,7 +205,7 @@ class Executor:
     async def _claim_forever(self) -> None:
         while True:
             await self._claim_now.wait()
-            if not self._graphs_run.is_set():
+            if not self._takes_runs.is_set():
                 await self._keeper.give_back()
                 await self._responsive()
             self._claim_now.clear()
@@ -266,7 +269,7 @@ class Executor:
             await self._responsive()
             try:
                 if await wait_for_ring(self._ring_redis, pool, _RING_BLOCK_S):
-                    if not self._graphs_run.is_set():
+                    if not self._takes_runs.is_set():
                         await ring(self._redis, {pool: 1})  # for somebody who can take the run
                     self._claim_now.set()
             except Exception as error:
@@ -274,8 +277,9 @@ class Executor:
                 await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
 
     async def _responsive(self) -> None:
-        """Return when no graph holds the graphs' loop: what is claimed before that would only wait."""
-        await self._graphs_run.wait()
+        """Return when no graph holds the graphs' loop, since what is claimed before that would only wait, and the executor is
+        not one too many."""
+        await self._takes_runs.wait()
 
     async def _advance_clocks(self) -> None:
         """Move the virtual clocks to what was claimed. A run that becomes ready meanwhile may start a claim or two
@@ -301,10 +305,10 @@ class Executor:
 
     async def _look_at_the_graphs(self) -> None:
         self._thread.watch.look()
-        if self._thread.watch.stalled():
-            self._graphs_run.clear()
+        if self._retiring or self._thread.watch.stalled():
+            self._takes_runs.clear()
         else:
-            self._graphs_run.set()
+            self._takes_runs.set()
 
     async def _follow_orders(self) -> float | None:
         """Returns when to look again if that is sooner than usual: a lease ends, and nobody has renewed it."""
@@ -338,7 +342,7 @@ class Executor:
     async def _heartbeat(self) -> None:
         settings, lag_ms = self._settings, self._thread.watch.take_worst_ms()
         async with self._chores.connection() as connection:
-            await heartbeat(
+            retiring = await heartbeat(
                 connection,
                 self._id,
                 settings.pool,
@@ -347,6 +351,9 @@ class Executor:
                 busy=len(self._held),
                 loop_lag_ms=lag_ms,
             )
+        if retiring is not self._retiring:
+            _log.info("takes no more runs: there are executors enough" if retiring else "takes runs again")
+        self._retiring = retiring
 
     def _every(
         self, pause_s: float, work: Callable[[], Awaitable[float | None]]

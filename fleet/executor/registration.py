@@ -52,17 +52,21 @@ async def heartbeat(
     slots: int,
     busy: int,
     loop_lag_ms: int,
-) -> None:
+) -> bool:
     """Say that this executor is alive, how full it is and how late its graphs' loop was, on the database's clock.
 
-    ``host_id`` is the sandbox host of its machine, if the machine is to be known as one.
+    ``host_id`` is the sandbox host of its machine, if the machine is to be known as one. Returns whether the executor is one
+    too many: then it should take nothing more.
     """
-    await connection.execute(
+    cursor = await connection.execute(
         """insert into executors (executor_id, pool, host_id, slots, busy, loop_lag_ms) values (%s, %s, %s, %s, %s, %s)
            on conflict (executor_id) do update set busy = excluded.busy, loop_lag_ms = excluded.loop_lag_ms,
-             heartbeat_at = clock_timestamp()""",
+             heartbeat_at = clock_timestamp()
+           returning coalesce(retiring_until > clock_timestamp(), false)""",
         (executor_id, pool, host_id, slots, busy, loop_lag_ms),
     )
+    row = await cursor.fetchone()
+    return row is not None and bool(row[0])
 
 
 async def sign_off(connection: Connection, executor_id: str) -> None:

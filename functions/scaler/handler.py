@@ -17,13 +17,14 @@ from sandfleet.functions.scaler.figures import figures_of, publish
 from sandfleet.functions.scaler.fleet import Clients, open_target
 from sandfleet.shared.errors import ScalingFailed
 from sandfleet.shared.permits import Permits
-from sandfleet.shared.scaling.decision import Load, decide
-from sandfleet.shared.scaling.load import busy_hosts, read_load, remember, take_scaling_turn
+from sandfleet.shared.scaling.decision import Decision, Load, decide
+from sandfleet.shared.scaling.load import busy_hosts, read_load, remember, retire, take_scaling_turn
 from sandfleet.shared.scaling.settings import ScalerSettings, Target, scaler_settings
 from sandfleet.shared.settings import Settings, settings
 
 _MARGIN_S = 5.0  # what must be left of the call's time
 _SQS_LIMIT_S = 2.0
+_RETIRED_S = 90.0  # until the next call has come, and some
 
 Connection = AsyncConnection[Any]
 
@@ -34,7 +35,7 @@ logger = lambda_logger("sandfleet-scaler", _configured)
 
 @logger.inject_lambda_context(clear_state=True)
 def handler(event: dict[str, Any], context: Any) -> dict[str, int]:
-    """Entry point of the function: a schedule's event or an alarm's by SNS. Returns what each pool was asked for last.
+    """Entry point of the function: a schedule's event or an alarm's by SNS. Returns what each target was asked for last.
 
     Raises ScalingFailed when a pool could not be read or asked for; the others were.
     """
@@ -53,7 +54,7 @@ class Scaler:
         self._acts = acts
         self._permits = Permits(config)
         self._clients = Clients(config)
-        self._asked: dict[str, int] = {}
+        self._desired: dict[str, int] = {}
         self._failed: set[str] = set()
 
     async def run(self, for_s: float) -> dict[str, int]:
@@ -73,7 +74,7 @@ class Scaler:
             raise ScalingFailed(
                 f"These pools could not be read or scaled: {', '.join(sorted(self._failed))}."
             )
-        return self._asked
+        return self._desired
 
     async def _evaluate_all(self) -> None:
         pools = {*self._config.queue_urls, *self._scaling.targets}
@@ -95,37 +96,29 @@ class Scaler:
         target = self._scaling.targets.get(pool)
         load = await read_load(connection, pool, on_hosts=target is not None and bool(target.group))
         try:
-            if target is not None and self._acts:
+            if target is not None:
                 await self._scale(connection, pool, target, load)
         finally:
-            figures = figures_of(load, self._asked.get(pool), await self._visible(pool))
+            figures = figures_of(load, self._desired.get(pool), await self._visible(pool))
             await publish(self._config, self._clients, pool, figures)
 
     async def _scale(self, connection: Connection, pool: str, target: Target, load: Load) -> None:
-        memory = await take_scaling_turn(connection, pool, self._scaling.every_s / 2)
-        if memory is None:
-            return
         fleet = await open_target(self._clients, target)
-        before = await fleet.desired()
-        decision = decide(self._scaling.policy(target), load, before, memory)
-        if decision.desired != before:
-            fewer = decision.desired < before and bool(target.group)
-            await fleet.ask_for(decision.desired, await busy_hosts(connection) if fewer else set())
-            logger.info(
-                "executors",
-                extra={
-                    "pool": pool,
-                    "before": before,
-                    "desired": decision.desired,
-                    "ready": load.ready,
-                    "oldest_ready_s": round(load.oldest_s, 1),
-                    "busy": load.busy,
-                    "alive": load.executors,
-                    "idle": load.idle,
-                },
-            )
-        await remember(connection, pool, decision.memory)
-        self._asked[pool] = decision.desired
+        desired, surplus = await fleet.desired(), 0
+        if self._acts:
+            memory = await take_scaling_turn(connection, pool, self._scaling.every_s / 2)
+            if memory is None:
+                return
+            decision = decide(self._scaling.policy(target), load, desired, memory)
+            if decision.desired != desired:
+                _log_change(pool, load, desired, decision)
+                fewer = decision.desired < desired and bool(target.group)
+                await fleet.ask_for(decision.desired, await busy_hosts(connection) if fewer else set())
+            await remember(connection, pool, decision.memory)
+            desired, surplus = decision.desired, decision.surplus
+        self._desired[pool] = desired
+        # More than were asked for are alive: AWS wants to take some, which protect themselves until they are idle.
+        await retire(connection, pool, max(surplus, load.executors - desired), _RETIRED_S)
 
     async def _visible(self, pool: str) -> int | None:
         """Permits in the queue, if SQS says so soon: it is a figure for people, and decides nothing."""
@@ -137,3 +130,19 @@ class Scaler:
         except Exception as error:  # whatever the client raises
             logger.warning("a queue did not answer", extra={"pool": pool, "error": type(error).__name__})
             return None
+
+
+def _log_change(pool: str, load: Load, before: int, decision: Decision) -> None:
+    logger.info(
+        "executors",
+        extra={
+            "pool": pool,
+            "before": before,
+            "desired": decision.desired,
+            "ready": load.ready,
+            "oldest_ready_s": round(load.oldest_s, 1),
+            "busy": load.busy,
+            "alive": load.executors,
+            "idle": load.idle,
+        },
+    )

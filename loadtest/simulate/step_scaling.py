@@ -2,12 +2,12 @@
 
 import math
 
-from sandfleet.loadtest.simulate.world import View
+from sandfleet.loadtest.simulate.world import Asked, View
 
 
 class StepScaling:
     """Out at once from ``age_s`` on by the steps ((from, more), …) in seconds beyond it; in by one after ``in_after`` minutes
-    with more free slots than an executor has."""
+    with more free slots than an executor has. Executors beyond what was asked for take nothing more, until they are idle."""
 
     every_s = 60.0
 
@@ -29,7 +29,7 @@ class StepScaling:
         self._roomy = 0
         self._changed_s = -math.inf
 
-    def __call__(self, view: View) -> int:
+    def __call__(self, view: View) -> Asked:
         self._roomy = self._roomy + 1 if view.slots - view.busy > self._slots else 0
         since_s = view.at_s - self._changed_s
         change = 0
@@ -40,4 +40,4 @@ class StepScaling:
         desired = min(max(view.desired + change, self._least), self._most)
         if desired != view.desired:
             self._changed_s = view.at_s
-        return desired
+        return Asked(desired, view.executors - desired)

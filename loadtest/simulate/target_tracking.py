@@ -7,7 +7,7 @@ alive, with pauses between. Without executors there is no metric, so it keeps on
 import math
 from collections.abc import Callable
 
-from sandfleet.loadtest.simulate.world import View
+from sandfleet.loadtest.simulate.world import Asked, View
 
 _OUT_AFTER = 3
 _IN_AFTER = 15
@@ -35,7 +35,7 @@ class TargetTracking:
         self._above = self._below = 0
         self._changed_s = -math.inf
 
-    def __call__(self, view: View) -> int:
+    def __call__(self, view: View) -> Asked:
         value = self._metric(view)
         self._above = self._above + 1 if value > self._target else 0
         self._below = self._below + 1 if value < self._target * _IN_BELOW else 0
@@ -45,8 +45,8 @@ class TargetTracking:
             wanted < view.desired and self._below >= _IN_AFTER and since_s >= self._in_pause_s
         ):
             self._changed_s = view.at_s
-            return wanted
-        return min(max(view.desired, self._least), self._most)
+            return Asked(wanted)
+        return Asked(min(max(view.desired, self._least), self._most))
 
 
 def cpu(share_when_full: float) -> Callable[[View], float]:

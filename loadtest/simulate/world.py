@@ -9,7 +9,7 @@ import itertools
 from collections import deque
 from dataclasses import dataclass, field
 from random import Random
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from sandfleet.loadtest.simulate.traces import HOUR_S, Run, Trace
 
@@ -44,12 +44,19 @@ class View:
     busy_share: float
 
 
+class Asked(NamedTuple):
+    """How many executors there should be, and how many of those that are up should take nothing more."""
+
+    desired: int
+    surplus: int = 0
+
+
 class Policy(Protocol):
     """Says how many executors there should be, every ``every_s`` seconds."""
 
     every_s: float
 
-    def __call__(self, view: View) -> int: ...
+    def __call__(self, view: View) -> Asked: ...
 
 
 @dataclass
@@ -79,6 +86,7 @@ class _Executor:
     launched_s: float
     up: bool = False
     busy: int = 0
+    retired: bool = False
     place: int = -1  # among those that have a free slot
 
 
@@ -96,7 +104,7 @@ class World:
         self._ready: deque[tuple[float, Run]] = deque()
         self._gated: dict[str, deque[Run]] = {tenant: deque() for tenant in trace.caps}
         self._in_flight = dict.fromkeys(trace.caps, 0)
-        self._executors: set[_Executor] = set()
+        self._executors: dict[_Executor, None] = {}  # in the order of their launch
         self._free: list[_Executor] = []
         self._desired = 0
         self._busy = 0
@@ -185,10 +193,11 @@ class World:
             desired=self._desired,
             busy_share=share,
         )
-        desired = self._policy(view)
-        if desired != self._desired:
+        asked = self._policy(view)
+        if asked.desired != self._desired:
             self._out.changes += 1
-            self._ask_for(desired)
+            self._ask_for(asked.desired)
+        self._retire(asked.surplus)
         self._out.timeline.append((self._now, len(self._executors), len(self._ready)))
         self._later(self._policy.every_s, _LOOK, None)
 
@@ -197,17 +206,28 @@ class World:
         self._stop_surplus()
         while len(self._executors) < desired:
             executor = _Executor(self._now)
-            self._executors.add(executor)
+            self._executors[executor] = None
             self._later(0.0 if at_once else self._random.uniform(*self._machine.start_s), _UP, executor)
         self._out.peak = max(self._out.peak, len(self._executors))
 
     def _stop_surplus(self) -> None:
         idle = (executor for executor in list(self._executors) if executor.up and executor.busy == 0)
         while len(self._executors) > self._desired and (executor := next(idle, None)):
-            self._executors.remove(executor)
+            del self._executors[executor]
             self._up -= 1
             self._not_free(executor)
             self._out.machine_s += self._now - executor.launched_s
+
+    def _retire(self, count: int) -> None:
+        up = [executor for executor in self._executors if executor.up]
+        up.sort(key=lambda executor: (not executor.retired, executor.busy))
+        for place, executor in enumerate(up):
+            executor.retired = place < count
+            if executor.retired:
+                self._not_free(executor)
+            elif executor.busy < self._machine.slots:
+                self._set_free(executor)
+        self._take()
 
     def _come_up(self, executor: _Executor) -> None:
         executor.up = True
@@ -217,7 +237,7 @@ class World:
         self._take()
 
     def _set_free(self, executor: _Executor) -> None:
-        if executor.place < 0:
+        if executor.place < 0 and not executor.retired:
             executor.place = len(self._free)
             self._free.append(executor)
 

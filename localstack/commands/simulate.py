@@ -11,7 +11,7 @@ from sandfleet.loadtest.simulate.report import Row, plot, table
 from sandfleet.loadtest.simulate.step_scaling import StepScaling
 from sandfleet.loadtest.simulate.target_tracking import TargetTracking, backlog_per_task, cpu
 from sandfleet.loadtest.simulate.traces import Trace, traces
-from sandfleet.loadtest.simulate.world import Machine, Policy, View, World
+from sandfleet.loadtest.simulate.world import Asked, Machine, Policy, View, World
 from sandfleet.localstack.terminal import err, out
 from sandfleet.shared.scaling.decision import Load, Memory, decide
 from sandfleet.shared.scaling.decision import Policy as Parameters
@@ -40,7 +40,7 @@ class Shipped:
         self._parameters = parameters
         self._memory = Memory()
 
-    def __call__(self, view: View) -> int:
+    def __call__(self, view: View) -> Asked:
         load = Load(
             at_s=view.at_s,
             ready=view.ready,
@@ -53,7 +53,7 @@ class Shipped:
         )
         decision = decide(self._parameters, load, view.desired, self._memory)
         self._memory = decision.memory
-        return decision.desired
+        return Asked(decision.desired, max(decision.surplus, view.executors - decision.desired))
 
 
 def simulate(file: Path | None, *, try_others: bool, fargate_per_hour: float, host_per_hour: float) -> int:

@@ -1,7 +1,8 @@
 """The decision: how many executors (or hosts) a pool should have now. Pure computation, so that a simulator runs the same.
 
 Out: a pool grows when its oldest ready run (or one that waits for a sandbox's room) has waited too long, or when nobody is
-there to take it, and only by what it would not work off by itself. In: it shrinks when it has had too much room for a while without a break, by idle executors only.
+there to take it, and only by what it would not work off by itself. In: it shrinks when it has had too much room for a while without a break, by idle executors only. Runs are
+spread over all executors, so that none would ever be idle under a steady load: those that are too many take nothing more then.
 """
 
 import math
@@ -71,10 +72,12 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How many executors to ask for, and what to remember."""
+    """How many executors to ask for, how many of them to let run out of work, and what to remember."""
 
     desired: int
     memory: Memory
+    surplus: int = 0
+    """Executors that are too many and not idle: they should take nothing more, or they would never be."""
 
 
 def decide(policy: Policy, load: Load, desired: int, memory: Memory) -> Decision:
@@ -92,9 +95,12 @@ def decide(policy: Policy, load: Load, desired: int, memory: Memory) -> Decision
         return Decision(desired, replace(memory, low_since_s=None, low_peak=0))
     since_s = load.at_s if memory.low_since_s is None else memory.low_since_s
     peak = max(memory.low_peak, enough)
+    low = replace(memory, low_since_s=since_s, low_peak=peak)
+    if load.at_s - since_s < policy.in_after_s:
+        return Decision(desired, low)
     fewer = min(desired, max(peak, desired - load.idle))
-    if load.at_s - since_s < policy.in_after_s or fewer == desired:
-        return Decision(desired, replace(memory, low_since_s=since_s, low_peak=peak))
+    if fewer > peak:
+        return Decision(fewer, low, surplus=fewer - peak)
     return Decision(fewer, replace(memory, low_since_s=load.at_s, low_peak=enough))
 
 

@@ -106,3 +106,24 @@ async def busy_hosts(connection: Connection) -> set[str]:
            union select host_id from executors where busy > 0 and host_id is not null"""
     )
     return {host_id for (host_id,) in await cursor.fetchall()}
+
+
+async def retire(connection: Connection, pool: str, count: int, for_s: float) -> None:
+    """Let ``count`` executors (or hosts) of the pool take nothing more for ``for_s``, so that they become idle; the others
+    take runs. Chosen are those that were before, then those with least to do.
+
+    It ends by itself: without a scaler nobody stays retired.
+    """
+    await connection.execute(
+        f"""with alive as (
+              select executor_id, coalesce(host_id, executor_id) as host, busy, retiring_until > clock_timestamp() as retiring
+              from {_ALIVE}),
+            ranked as (
+              select host, row_number() over (order by bool_or(coalesce(retiring, false)) desc, sum(busy), host) as place
+              from alive group by host)
+            update executors e set retiring_until =
+              case when r.place <= %(count)s then clock_timestamp() + make_interval(secs => %(for_s)s) end
+            from alive a join ranked r using (host)
+            where e.executor_id = a.executor_id and (r.place <= %(count)s or e.retiring_until is not null)""",
+        {"pool": pool, "silent_s": _SILENT_AFTER_S, "count": count, "for_s": for_s},
+    )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import LiteralString
 from unittest.mock import patch
 
+import pytest
 from redis.asyncio import Redis
 
 from sandfleet.fleet.executor import control
@@ -14,6 +15,7 @@ from sandfleet.fleet.executor.control import Executor
 from sandfleet.fleet.graphs.loading import Graph
 from sandfleet.shared.db.pool import Pool
 from sandfleet.shared.ids import new_id
+from sandfleet.shared.rings import ring
 from sandfleet.shared.settings import Settings
 from sandfleet.shared.store.submission import submit
 from sandfleet.shared.templates import read_templates
@@ -57,6 +59,13 @@ async def all_ended(pool: Pool) -> bool:
     return await number(pool, "select count(*) from runs where status = 'success'") == 5
 
 
+async def retiring(pool: Pool, until: str | None) -> int:
+    """Executors that are told to take nothing until then."""
+    async with pool.connection() as connection:
+        cursor = await connection.execute("update executors set retiring_until = %s", (until,))
+    return cursor.rowcount
+
+
 async def moved_to(pool: Pool, vtime: int) -> bool:
     return await number(pool, "select max(v) from vclock") == vtime
 
@@ -87,3 +96,24 @@ async def test_virtual_time_moves_on_with_what_is_claimed(pool: Pool, database: 
     newest = await number(pool, "select max(vtime) from runs")
     async with executing(database, redis_url, slots=2):
         await eventually(lambda: moved_to(pool, newest), what="the clock's way")
+
+
+async def test_an_executor_that_is_one_too_many_takes_nothing_until_it_is_needed(
+    pool: Pool, database: str, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The scaler says so in the database. Red when it claims, or does not claim again when it is told so: nobody
+    rings then."""
+    caplog.set_level("INFO", "sandfleet.fleet.executor.control")
+    async with pool.connection() as connection:
+        await connection.execute("truncate executors")
+    with patch.object(control, "_HEARTBEAT_EVERY_S", 0.05):
+        async with executing(database, redis_url, slots=8) as executor:
+            await eventually(lambda: retiring(pool, "infinity"), what="its first beat")
+            await eventually(lambda: "takes no more runs" in caplog.text, what="its knowledge")
+            await submit_some(pool)
+            async with Redis.from_url(redis_url) as redis:
+                await ring(redis, {"default": 1})
+            await eventually(executor._claim_now.is_set, what="a reason to claim")
+            assert await number(pool, "select count(*) from runs where attempt > 0") == 0
+            await retiring(pool, None)
+            await eventually(lambda: all_ended(pool), what="the runs' end")

@@ -1,12 +1,18 @@
 """The scaler's reading and its calls of AWS: on a real database, real queues, and an emulator that keeps counts."""
 
+import io
 import json
 import uuid
+import zipfile
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 import pytest
+from aiobotocore.config import AioConfig
+from aiobotocore.session import get_session
 
 from sandfleet.fleet.executor.registration import heartbeat
 from sandfleet.functions.scaler.fleet import Clients, Group, Service
@@ -15,7 +21,7 @@ from sandfleet.shared.db.pool import Pool, open_pool
 from sandfleet.shared.errors import ScalingFailed
 from sandfleet.shared.ids import Owner, new_id
 from sandfleet.shared.scaling.decision import Memory
-from sandfleet.shared.scaling.load import busy_hosts, read_load, remember, take_scaling_turn
+from sandfleet.shared.scaling.load import busy_hosts, read_load, remember, retire, take_scaling_turn
 from sandfleet.shared.settings import Settings
 from sandfleet.shared.store.api_keys import create_key
 from sandfleet.shared.store.claims import claim
@@ -23,6 +29,7 @@ from sandfleet.shared.store.submission import submit
 from tests.fixtures_servers import open_supervisor
 from tests.functions.test_functions import FORBIDDEN, invoke
 from tests.gates.test_gates import submission
+from tests.waiting import eventually
 
 REGION = "us-east-1"
 
@@ -44,7 +51,12 @@ async def pool(database: str) -> AsyncIterator[Pool]:
 
 
 async def beat(connection: Any, name: str, busy: int, host_id: str | None = None) -> None:
+    """A beat that lasts for the test, however slow the machine is."""
     await heartbeat(connection, name, "default", host_id, slots=16, busy=busy, loop_lag_ms=0)
+    await connection.execute(
+        "update executors set heartbeat_at = clock_timestamp() + interval '1 hour' where executor_id = %s",
+        (name,),
+    )
 
 
 async def test_ready_runs_are_counted_and_their_age_is_the_databases(connection: Any, pool: Pool) -> None:
@@ -82,7 +94,7 @@ async def test_executors_count_while_they_beat(connection: Any) -> None:
     await beat(connection, "idle", 0)
     await beat(connection, "dead", 0)
     await connection.execute(
-        "update executors set heartbeat_at = heartbeat_at - interval '1 minute' where executor_id = 'dead'"
+        "update executors set heartbeat_at = heartbeat_at - interval '2 hours' where executor_id = 'dead'"
     )
     load = await read_load(connection, "default")
     assert (load.executors, load.idle, load.slots, load.busy) == (2, 1, 32, 3)
@@ -147,6 +159,47 @@ async def test_one_decides_at_a_time_and_the_next_knows_what_it_left(connection:
     await remember(connection, "default", left)
     await connection.execute("update scaling set due_at = '-infinity'")
     assert await take_scaling_turn(connection, "default", 60) == left
+
+
+async def retired(connection: Any) -> set[str]:
+    cursor = await connection.execute(
+        "select executor_id from executors where retiring_until > clock_timestamp()"
+    )
+    return {name for (name,) in await cursor.fetchall()}
+
+
+async def test_those_with_least_to_do_retire_and_stay_retired(connection: Any) -> None:
+    """They end what they have and become idle. Red when others are chosen the next time, when it is never taken back, or
+    when the executor does not hear of it."""
+    for name, busy in (("a", 5), ("b", 1), ("c", 9)):
+        await beat(connection, name, busy)
+    await retire(connection, "default", 1, 60)
+    assert await retired(connection) == {"b"}
+    await heartbeat(connection, "a", "default", None, slots=16, busy=0, loop_lag_ms=0)
+    await retire(connection, "default", 1, 60)
+    assert await retired(connection) == {"b"}
+    beats = {
+        name: await heartbeat(connection, name, "default", None, slots=16, busy=1, loop_lag_ms=0)
+        for name in "abc"
+    }
+    assert beats == {"a": False, "b": True, "c": False}
+    await retire(connection, "default", 0, 60)
+    assert await retired(connection) == set()
+
+
+async def test_nobody_stays_retired_without_a_scaler(connection: Any) -> None:
+    """Red when a scaler that died leaves executors that take nothing."""
+    await beat(connection, "a", 0)
+    await retire(connection, "default", 1, -1)
+    assert await heartbeat(connection, "a", "default", None, slots=16, busy=0, loop_lag_ms=0) is False
+
+
+async def test_a_host_retires_as_a_whole(connection: Any) -> None:
+    """Red when an executor of it goes on taking runs: the host would never be idle."""
+    for name, busy, host_id in (("a", 0, "i-1"), ("b", 9, "i-1"), ("c", 2, "i-2"), ("d", 2, "i-2")):
+        await beat(connection, name, busy, host_id)
+    await retire(connection, "default", 1, 60)
+    assert await retired(connection) == {"c", "d"}
 
 
 # --- AWS -------------------------------------------------------------------------------------------------------
@@ -298,3 +351,105 @@ async def test_a_pool_that_fails_fails_the_call_and_not_the_other_pools(
     fleet = Service(await clients.of("ecs"), service)
     assert await fleet.desired() == 1
     await fleet.ask_for(0, set())
+
+
+async def test_an_alarm_on_the_age_brings_executors_and_takes_them_back(
+    connection: Any, pool: Pool, database: str, redis_url: str, emulator: str, clients: Clients, service: str
+) -> None:
+    """As deployed, end to end on the emulator: the function publishes the age of ready runs, an alarm on it notifies a topic,
+    the topic calls the function, and that asks ECS for three tasks; when nothing waits any more the alarm's end takes them
+    back. Red when an alarm's notification is taken for a schedule's event, or the metric is not the one that alarms watch."""
+    name = service.split("/")[0]
+    target = {"service": service, "least": 1, "most": 3, "slots": 1}
+    env = environment(
+        database,
+        redis_url,
+        emulator,
+        SANDFLEET_SCALER_TARGETS=json.dumps({"default": target}),
+        SANDFLEET_SCALER_AGE_S="5",
+        SANDFLEET_SCALER_RUN_S="60",
+        SANDFLEET_SCALER_IN_AFTER_S="0",
+        SANDFLEET_SCALER_PAUSE_S="0",
+        SANDFLEET_SCALER_EVERY_S="0.1",
+    )
+    fleet = Service(await clients.of("ecs"), service)
+    await fleet.ask_for(1, set())
+    await beat(connection, "e", 1)
+    sns, cloudwatch = await clients.of("sns"), await clients.of("cloudwatch")
+    async with deployed(emulator, name, env) as function:
+        topic = (await sns.create_topic(Name=name))["TopicArn"]
+        await sns.subscribe(TopicArn=topic, Protocol="lambda", Endpoint=function.arn)
+        await cloudwatch.put_metric_alarm(
+            AlarmName=name,
+            Namespace="sandfleet",
+            MetricName="OldestReadyAge",
+            Dimensions=[{"Name": "Pool", "Value": "default"}],
+            Statistic="Maximum",
+            Period=1,
+            EvaluationPeriods=1,
+            Threshold=5,
+            ComparisonOperator="GreaterThanOrEqualToThreshold",
+            AlarmActions=[topic],
+            OKActions=[topic],
+        )
+
+        async def asked_for(count: int) -> bool:
+            """A schedule's call, until the fleet is as it should be."""
+            await function.call()
+            return await fleet.desired() == count
+
+        assert await asked_for(1)  # it publishes and asks for nothing
+        for _ in range(2):
+            await submit(pool, submission("a", new_id()))
+        await connection.execute("update runs set ready_at = ready_at - interval '1 hour'")
+        await eventually(lambda: asked_for(3), 120, "three tasks")
+        await connection.execute("truncate runs cascade")
+        for executor in "efg":
+            await beat(connection, executor, 0)
+        await eventually(lambda: asked_for(1), 120, "one task")
+        await cloudwatch.delete_alarms(AlarmNames=[name])
+        await sns.delete_topic(TopicArn=topic)
+    await fleet.ask_for(0, set())
+
+
+@dataclass
+class Function:
+    """The scaler as a function of the emulator, which runs it with its own interpreter."""
+
+    arn: str
+    aws: Any
+
+    async def call(self) -> None:
+        answer = await self.aws.invoke(FunctionName=self.arn, Payload=b"{}")
+        said = await answer["Payload"].read()
+        assert "FunctionError" not in answer, said
+
+
+@asynccontextmanager
+async def deployed(emulator: str, name: str, env: dict[str, str]) -> AsyncIterator[Function]:
+    package = io.BytesIO()
+    with zipfile.ZipFile(package, "w") as archive:
+        archive.writestr("index.py", "from sandfleet.functions.scaler.handler import handler\n")
+    config = AioConfig(read_timeout=120, retries={"max_attempts": 0})
+    async with get_session().create_client(
+        "lambda",
+        region_name=REGION,
+        endpoint_url=emulator,
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+        config=config,
+    ) as aws:
+        made = await aws.create_function(
+            FunctionName=name,
+            Runtime="python3.11",
+            Role="arn:aws:iam::000000000000:role/any",
+            Handler="index.handler",
+            Code={"ZipFile": package.getvalue()},
+            Timeout=60,
+            MemorySize=256,
+            Environment={"Variables": env},
+        )
+        try:
+            yield Function(made["FunctionArn"], aws)
+        finally:
+            await aws.delete_function(FunctionName=made["FunctionArn"])

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from sandfleet.loadtest.simulate.target_tracking import TargetTracking, backlog_per_task, cpu
 from sandfleet.loadtest.simulate.traces import MEAN_RUN_S, Run, Trace, arrivals, duration_s
-from sandfleet.loadtest.simulate.world import Machine, View, World
+from sandfleet.loadtest.simulate.world import Asked, Machine, View, World
 from sandfleet.localstack.cli import app
 from sandfleet.localstack.commands import simulate as command
 from sandfleet.localstack.commands.simulate import Shipped
@@ -27,8 +27,8 @@ class Fixed:
     def __init__(self, *counts: tuple[float, int]) -> None:
         self._counts = counts
 
-    def __call__(self, view: View) -> int:
-        return [count for from_s, count in self._counts if view.at_s >= from_s][-1]
+    def __call__(self, view: View) -> Asked:
+        return [Asked(count) for from_s, count in self._counts if view.at_s >= from_s][-1]
 
 
 def batch(*durations_s: float, at_s: float = 0.0, tenant: str = "a") -> list[Run]:
@@ -56,12 +56,29 @@ def test_a_busy_executor_is_not_stopped() -> None:
     assert outcome.machine_s == pytest.approx(200.0)
 
 
+def test_an_executor_that_is_too_many_takes_nothing_more_and_goes_when_it_is_idle() -> None:
+    """Red when runs keep it busy for ever, as they do when they are spread over all."""
+
+    class Fewer(Fixed):
+        def __call__(self, view: View) -> Asked:
+            asked = super().__call__(view)
+            return Asked(asked.desired, view.executors - asked.desired)
+
+    endless = sorted(Run(n / 10, 10.0) for n in range(10_000))
+    trace, machine = Trace("t", 1000.0, endless), Machine("m", 100, (0.0, 0.0), 1.0)
+    kept = World(trace, machine, Fixed((0, 3), (100, 2)), start=3).run()
+    fewer = World(trace, machine, Fewer((0, 3), (100, 2)), start=3).run()
+    assert kept.timeline[-1][1] == 3
+    assert fewer.timeline[-1][1] == 2
+    assert set(fewer.waits_s) == {0.0}
+
+
 def test_a_capped_tenants_runs_are_not_ready() -> None:
     """They wait at their cap, which is no wait for executors. Red when they take every slot, or are seen as a backlog."""
     seen: list[int] = []
 
     class Watching(Fixed):
-        def __call__(self, view: View) -> int:
+        def __call__(self, view: View) -> Asked:
             seen.append(view.ready)
             return super().__call__(view)
 
@@ -100,11 +117,11 @@ def view(at_s: float, busy_share: float = 0.0, ready: int = 0, desired: int = 2)
 def test_target_tracking_is_as_slow_as_that_of_aws() -> None:
     """Three minutes above the target, fifteen below nine tenths of it, in proportion."""
     policy = TargetTracking(cpu(1.0), 0.5, least=1, most=9)
-    assert [policy(view(60.0 * n, 1.0)) for n in range(3)] == [2, 2, 4]
+    assert [policy(view(60.0 * n, 1.0)).desired for n in range(3)] == [2, 2, 4]
     policy = TargetTracking(cpu(1.0), 0.5, least=1, most=9)
-    assert [policy(view(60.0 * n, 0.2)) for n in range(15)] == [2] * 14 + [1]
+    assert [policy(view(60.0 * n, 0.2)).desired for n in range(15)] == [2] * 14 + [1]
     policy = TargetTracking(backlog_per_task, 5.0, least=1, most=9)
-    assert [policy(view(60.0 * n, 1.0, ready=30)) for n in range(3)] == [2, 2, 9]
+    assert [policy(view(60.0 * n, 1.0, ready=30)).desired for n in range(3)] == [2, 2, 9]
 
 
 def shipped(least: int) -> Shipped:

@@ -4,7 +4,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandfleet.shared.scaling.decision import Load, Memory, Policy, decide
@@ -90,6 +90,31 @@ def test_only_idle_executors_are_taken(policy: Policy, load: Load, desired: int,
     assert desired - decide(policy, load, desired, memory).desired <= load.idle
 
 
+@given(policies, loads(), st.integers(0, 60), memories)
+def test_those_that_are_too_many_leave_enough(
+    policy: Policy, load: Load, desired: int, memory: Memory
+) -> None:
+    """What stays has room for all runs, taken and ready, however many are let run out of work."""
+    decision = decide(policy, load, desired, memory)
+    assert decision.surplus >= 0
+    kept = (decision.desired - decision.surplus) * policy.slots * policy.fill
+    if decision.surplus:
+        assert kept >= load.busy + load.ready or decision.desired - decision.surplus == policy.most
+
+
+def test_a_pool_without_an_idle_executor_lets_some_run_out_of_work() -> None:
+    """Runs are spread over all, so without this a pool would never shrink under a steady load. It goes on at once when those
+    are idle."""
+    load = Load(NOW, 0, 0.0, 8, 0, 128, 22, 30.0)
+    low = Memory(low_since_s=NOW - DEFAULT.in_after_s, low_peak=2)
+    first = decide(DEFAULT, load, 8, low)
+    assert (first.desired, first.surplus) == (8, 6)
+    second = decide(DEFAULT, replace(load, at_s=NOW + 10, idle=4), 8, first.memory)
+    assert (second.desired, second.surplus) == (4, 2)
+    third = decide(DEFAULT, replace(load, at_s=NOW + 20, idle=2, executors=4), 4, second.memory)
+    assert (third.desired, third.surplus) == (2, 0)
+
+
 @given(policies, loads())
 def test_the_first_run_brings_the_first_executor(policy: Policy, load: Load) -> None:
     """From zero nobody waits for an age: red when the pool waits until the run is old enough."""
@@ -134,6 +159,7 @@ def reversals(found: list[int]) -> int:
     return sum(a * b < 0 for a, b in itertools.pairwise(steps))
 
 
+@settings(max_examples=40)
 @given(st.integers(1, 600), st.lists(st.floats(0, 1), min_size=100, max_size=150), st.integers(0, 50))
 def test_noise_moves_nothing(level: int, noise: list[float], desired: int) -> None:
     """Demand that stays between a level and as much more as `fill` leaves: the pool finds a size and keeps it. It grows, or
@@ -144,6 +170,7 @@ def test_noise_moves_nothing(level: int, noise: list[float], desired: int) -> No
     assert reversals(found) <= 1
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 800), min_size=60, max_size=120), st.integers(0, 50))
 def test_a_pool_shrinks_no_more_often_than_its_patience_allows(levels: list[int], desired: int) -> None:
     """Under any demand at all, however it jumps. Red without the pause before shrinking."""
@@ -152,6 +179,7 @@ def test_a_pool_shrinks_no_more_often_than_its_patience_allows(levels: list[int]
     assert all((b - a) * 10.0 >= DEFAULT.in_after_s for a, b in itertools.pairwise(shrunk))
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 800), min_size=60, max_size=120), st.integers(0, 50))
 def test_a_pool_grows_no_more_often_than_its_pause_allows(levels: list[int], desired: int) -> None:
     """Red without the pause after growing."""
