@@ -351,9 +351,13 @@ class Executor:
                 busy=len(self._held),
                 loop_lag_ms=lag_ms,
             )
-        if retiring is not self._retiring:
-            _log.info("takes no more runs: there are executors enough" if retiring else "takes runs again")
+        if retiring is self._retiring:
+            return
         self._retiring = retiring
+        await self._look_at_the_graphs()
+        _log.info("takes no more runs: there are executors enough" if retiring else "takes runs again")
+        if not retiring:
+            self._claim_now.set()  # whoever rang meanwhile rang for somebody else
 
     def _every(
         self, pause_s: float, work: Callable[[], Awaitable[float | None]]
