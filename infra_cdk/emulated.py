@@ -17,7 +17,6 @@ ABSENT = frozenset(
         "AWS::EC2::NatGateway",
         "AWS::EC2::SecurityGroupEgress",
         "AWS::EC2::SecurityGroupIngress",
-        "AWS::ECS::ClusterCapacityProviderAssociations",
         "AWS::RDS::DBProxy",
         "AWS::RDS::DBProxyTargetGroup",
         "AWS::WAFv2::WebACLAssociation",

@@ -19,6 +19,14 @@ from sandfleet.infra_cdk.packaging import PYTHON
 from sandfleet.infra_cdk.queues import Queues
 from sandfleet.infra_cdk.sizes import Size
 
+_NETWORK_ACTIONS = (
+    "ec2:CreateNetworkInterface",
+    "ec2:DescribeNetworkInterfaces",
+    "ec2:DeleteNetworkInterface",
+    "ec2:AssignPrivateIpAddresses",
+    "ec2:UnassignPrivateIpAddresses",
+)
+
 
 @dataclass(frozen=True)
 class FunctionSetting:
@@ -48,6 +56,8 @@ def python_function(
     role = iam.Role(scope, f"{id}Role", assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"))
     logs = log_group(scope, f"{id}Logs", shared.size)
     logs.grant_write(role)
+    # A role of our own gets nothing by itself: Lambda makes network interfaces in its name.
+    role.add_to_policy(iam.PolicyStatement(actions=list(_NETWORK_ACTIONS), resources=["*"]))
     return lambda_.Function(
         scope,
         id,

@@ -118,21 +118,23 @@ class Hosts(Construct):
             default_result=autoscaling.DefaultResult.CONTINUE,
             lifecycle_hook_name="drain",
         )
-        self.group_arn = self._group_arn(self.group.auto_scaling_group_name)
+        # By the stack's prefix: the group's own name would make a circle of group, template and role.
+        self.group_arn = Stack.of(self).format_arn(
+            service="autoscaling",
+            resource="autoScalingGroup:*:autoScalingGroupName",
+            resource_name=f"{Aws.STACK_NAME}-*",
+        )
         self.role.add_to_policy(
             iam.PolicyStatement(
                 actions=["autoscaling:CompleteLifecycleAction"],
-                # By the stack's prefix: the group's own name would make a circle of group, template and role.
-                resources=[self._group_arn(f"{Aws.STACK_NAME}-*")],
+                resources=[self.group_arn],
             )
+        )
+        self.role.add_to_policy(
+            iam.PolicyStatement(actions=["autoscaling:DescribeAutoScalingInstances"], resources=["*"])
         )
         if deployment.warm_hosts:
             self.group.add_warm_pool(min_size=deployment.warm_hosts, reuse_on_scale_in=False)
-
-    def _group_arn(self, name: str) -> str:
-        return Stack.of(self).format_arn(
-            service="autoscaling", resource="autoScalingGroup:*:autoScalingGroupName", resource_name=name
-        )
 
     def _start(
         self,

@@ -1,6 +1,6 @@
 """The two stacks: what holds data, and what works on it."""
 
-from aws_cdk import Acknowledgment, App, CfnOutput, Duration, RemovalPolicy, Stack, Tags, Validations
+from aws_cdk import App, CfnOutput, Duration, RemovalPolicy, Stack, Tags
 from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
@@ -12,11 +12,13 @@ from sandfleet.infra_cdk import connections
 from sandfleet.infra_cdk.alarms import Alarms, private_topic
 from sandfleet.infra_cdk.api import Api
 from sandfleet.infra_cdk.cache import Cache
+from sandfleet.infra_cdk.checks import acknowledge
 from sandfleet.infra_cdk.dashboard import Dashboard
 from sandfleet.infra_cdk.database import Database
 from sandfleet.infra_cdk.deployment import Deployment
 from sandfleet.infra_cdk.emulated import Emulator, condition_out
 from sandfleet.infra_cdk.executors import Executors
+from sandfleet.infra_cdk.firewall import Firewall
 from sandfleet.infra_cdk.functions import FunctionSetting, Scheduled, python_function
 from sandfleet.infra_cdk.gateway import Gateway
 from sandfleet.infra_cdk.hosts import Hosts
@@ -93,6 +95,8 @@ class AppStack(Stack):
             environment={"SANDFLEET_API_POOL_SIZE": str(self.size.api_pool)},
         )
         self.api = Api(self, "Api", self.size, data.network, self.function, self.gateway, self.emulator)
+        if deployment.waf:
+            Firewall(self, "Firewall", self.api, self.size)
         fleets = self._fleets(direct)
         self.scheduled = Scheduled(self, "Scheduled", functions, self.queues, self._targets(fleets))
         self._grant(fleets)
@@ -123,13 +127,16 @@ class AppStack(Stack):
         }
 
     def _cluster(self) -> ecs.Cluster:
-        return ecs.Cluster(
+        cluster = ecs.Cluster(
             self,
             "Cluster",
             vpc=self.data.network.vpc,
             container_insights_v2=ecs.ContainerInsights.ENABLED,
-            enable_fargate_capacity_providers=True,
         )
+        resource = cluster.node.default_child
+        assert isinstance(resource, ecs.CfnCluster)
+        resource.capacity_providers = ["FARGATE", "FARGATE_SPOT"]
+        return cluster
 
     def _fleets(self, environment: dict[str, str]) -> dict[str, Executors | Hosts]:
         """The fleet of each pool."""
@@ -190,7 +197,7 @@ class AppStack(Stack):
             actions, arn = ["ecs:UpdateService", "ecs:DescribeServices"], fleet.service.service_arn
         else:
             actions = ["autoscaling:SetDesiredCapacity", "autoscaling:SetInstanceProtection"]
-            arn = self.emulator.choose(self.function.function_arn, fleet.group_arn)
+            arn = fleet.group_arn
             # This one knows no resources.
             scaler.add_to_role_policy(
                 iam.PolicyStatement(actions=["autoscaling:DescribeAutoScalingGroups"], resources=["*"])
@@ -219,16 +226,7 @@ def add_stacks(app: App, deployment: Deployment, code: lambda_.Code) -> tuple[Da
     data = DataStack(app, f"{deployment.name}-data", deployment)
     application = AppStack(app, f"{deployment.name}-app", deployment, data, code)
     for stack in (data, application):
-        Validations.of(stack).acknowledge(
-            Acknowledgment(
-                id="CloudFormation-Validate::W1001",
-                reason="What is absent on an emulator is named in the branch of an Fn::If that is not taken there.",
-            ),
-            Acknowledgment(
-                id="CloudFormation-Validate::W8001",
-                reason="Both conditions are there for whoever reads the template.",
-            ),
-        )
+        acknowledge(stack, deployment.name)
         Tags.of(stack).add(
             "sandfleet", deployment.name, exclude_resource_types=["AWS::RDS::DBProxyTargetGroup"]
         )

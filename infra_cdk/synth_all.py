@@ -7,6 +7,7 @@ from itertools import product
 from aws_cdk import App
 from aws_cdk import aws_lambda as lambda_
 
+from sandfleet.infra_cdk.checks import add_checks
 from sandfleet.infra_cdk.deployment import ROOT, WrongContext, read_deployment
 from sandfleet.infra_cdk.packaging import lambda_code
 from sandfleet.infra_cdk.sizes import SIZES
@@ -27,6 +28,7 @@ def main() -> None:
                 chosen["hostGraphs"] = _last_graph(chosen)
             deployment = read_deployment(chosen)
             add_stacks(app, deployment, lambda_.Code.from_asset(str(lambda_code(deployment))))
+            add_checks(app)
             app.synth()
             sys.stdout.write(f"{folder.relative_to(ROOT)}\n")
     except WrongContext as error:

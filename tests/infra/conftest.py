@@ -1,0 +1,89 @@
+"""Templates, synthesized once for the session; CI may run tests in two processes, so this folder's stay together."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CONTEXTS = {
+    # All there is, with a hot standby and RDS Proxy.
+    "both": {
+        "size": "small",
+        "fleet": "both",
+        "hostGraphs": "coder",
+        "waf": True,
+        "alarmEmail": "a@example.com",
+    },
+    # The other choices, and no proxy.
+    "hosts": {
+        "size": "dev",
+        "fleet": "hosts",
+        "database": "aurora",
+        "spot": True,
+        "warmHosts": 1,
+        "fastScaling": True,
+        "architecture": "arm64",
+    },
+}
+"""Between them they have every construct."""
+
+
+@dataclass(frozen=True)
+class Template:
+    """One stack's template."""
+
+    name: str
+    body: dict[str, Any]
+
+    def of_type(self, kind: str) -> dict[str, dict[str, Any]]:
+        """Properties by logical id."""
+        return {
+            logical_id: resource.get("Properties", {})
+            for logical_id, resource in self.body["Resources"].items()
+            if resource["Type"] == kind
+        }
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "tests/infra" in item.nodeid:
+            item.add_marker(pytest.mark.xdist_group("infra"))
+
+
+def synthesize(folder: Path, contexts: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.infra.synthesize", str(folder)],
+        input=json.dumps(contexts),
+        capture_output=True,
+        check=False,
+        text=True,
+        env={k: v for k, v in os.environ.items() if not k.startswith("AWS_")},
+    )
+
+
+def read_templates(folder: Path, contexts: dict[str, Any]) -> list[Template]:
+    return [
+        Template(f"{name}/{path.name.partition('.')[0]}", json.loads(path.read_text()))
+        for name in contexts
+        for path in sorted((folder / name).glob("*.template.json"))
+    ]
+
+
+@pytest.fixture(scope="session")
+def synthesized(tmp_path_factory):
+    """The folder with a cloud assembly per context, written without credentials. cdk-nag found nothing, or this fails."""
+    folder = tmp_path_factory.mktemp("cdk")
+    done = synthesize(folder, CONTEXTS)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    return folder
+
+
+@pytest.fixture(scope="session")
+def templates(synthesized):
+    """Both stacks of both contexts."""
+    return read_templates(synthesized, CONTEXTS)

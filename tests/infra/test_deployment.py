@@ -1,0 +1,92 @@
+"""The context of a deployment, and the budget of connections, without CDK."""
+
+import dataclasses
+import json
+
+import pytest
+
+from sandfleet.infra_cdk import connections
+from sandfleet.infra_cdk.deployment import ROOT, WrongContext, read_deployment
+from sandfleet.infra_cdk.sizes import SIZES
+from sandfleet.shared.settings import Settings
+
+FLEETS = ("fargate", "hosts", "both")
+
+
+def deployment(**context):
+    if context.get("fleet") == "both":
+        context = {"hostGraphs": "coder", **context}
+    return read_deployment(context)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("fleet", FLEETS)
+def test_the_connections_of_all_parts_fit_at_maximum_scale(size, fleet):
+    """Red when a maximum, a pool or the database's limit is changed without the others."""
+    chosen = deployment(size=size, fleet=fleet)
+    connections.check(chosen, SIZES[size])
+    total = sum(connections.demand(chosen, SIZES[size]).values())
+    assert total < SIZES[size].database_max_connections
+
+
+def test_too_many_connections_are_refused_with_the_sum_and_its_parts():
+    """Red when the check lets them pass, or does not say what takes them."""
+    size = dataclasses.replace(SIZES["small"], executors=(1, 30))
+    with pytest.raises(
+        WrongContext, match=r"needs \d+ database connections .*executors on Fargate 990.*sizes.py"
+    ):
+        connections.check(deployment(size="small"), size)
+
+
+def test_lambdas_without_a_proxy_count_with_all_their_environments():
+    """Red when a burst of calls could open more connections than were counted."""
+    size = SIZES["dev"]
+    assert not size.proxy
+    counted = connections.demand(deployment(size="dev"), size)["Lambdas"]
+    assert counted == size.api_concurrency * size.api_pool + sum(connections.FUNCTION_CONCURRENCY.values())
+
+
+def test_the_budget_knows_the_pools_that_processes_have():
+    """Red when a default of the settings changes and the budget does not."""
+    defaults = Settings.model_fields
+    assert defaults["executor_pool_size"].default == connections.EXECUTOR_POOL
+    assert defaults["api_pool_size"].default == connections.GATEWAY_POOL
+
+
+@pytest.mark.parametrize(
+    ("context", "said"),
+    [
+        ({"sise": "dev"}, "sise: Extra inputs are not permitted"),
+        ({"size": "huge"}, "size: Input should be 'dev', 'small' or 'large'"),
+        ({"fleet": "ec2"}, "fleet: Input should be 'fargate', 'hosts' or 'both'"),
+        ({"project": "nowhere/langgraph.json"}, "project: there is no "),
+        ({"project": "cdk.json"}, "is not a langgraph.json with graphs"),
+        ({"fleet": "both"}, "name in hostGraphs those that run on hosts, of hello, coder"),
+        ({"fleet": "both", "hostGraphs": "hello,coder"}, "use the fleet hosts"),
+        ({"fleet": "both", "hostGraphs": "code"}, "hostGraphs names 'code'"),
+        ({"hostGraphs": "coder"}, "hostGraphs is for the fleet both"),
+        ({"secrets": '{"OPENAI_API_KEY": "my-secret"}'}, "write SECRET:KEY"),
+        ({"alarmEmail": "me"}, "alarmEmail: "),
+        ({"environment": "{"}, "environment: "),
+    ],
+)
+def test_a_wrong_context_is_refused_with_the_key_and_what_to_do(context, said):
+    """Red when a wrong value is taken, or its key is not named."""
+    with pytest.raises(WrongContext) as refusal:
+        read_deployment(context)
+    assert said in str(refusal.value)
+    assert "docs/deploy.md" in str(refusal.value)
+
+
+def test_keys_of_cdk_itself_are_passed_over():
+    """Red when a feature flag of cdk.json is taken for a key of ours."""
+    context = json.loads((ROOT / "cdk.json").read_text())["context"]
+    assert any(key.startswith("@aws-cdk/") for key in context)
+    assert read_deployment({**context, "aws:cdk:bundling-stacks": ["**"]}).size == "dev"
+
+
+def test_the_graphs_are_divided_between_the_pools():
+    """Red when a graph has no pool, or two."""
+    chosen = deployment(fleet="both")
+    assert (chosen.graphs_of("default"), chosen.graphs_of("hosts")) == (("hello",), ("coder",))
+    assert deployment(fleet="hosts").graphs_of("hosts") == ("hello", "coder")
