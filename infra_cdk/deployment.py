@@ -36,6 +36,8 @@ class Deployment(BaseModel):
     """RDS PostgreSQL, or Aurora Serverless v2."""
     architecture: Literal["x86_64", "arm64"] = "x86_64"
     """Of Lambdas, executors, gateway and hosts."""
+    python: Literal["3.11", "3.12", "3.13", "3.14"] = "3.13"
+    """Of Lambdas and images."""
     spot: bool = False
     """Executors on Fargate Spot, and hosts on Spot instances: cheaper, and drained when AWS wants them back."""
     fast_scaling: bool = False

@@ -15,7 +15,6 @@ from sandfleet.infra_cdk.deployment import Deployment
 from sandfleet.infra_cdk.emulated import Emulator
 from sandfleet.infra_cdk.logs import log_group
 from sandfleet.infra_cdk.network import Network, private
-from sandfleet.infra_cdk.packaging import PYTHON
 from sandfleet.infra_cdk.queues import Queues
 from sandfleet.infra_cdk.sizes import Size
 
@@ -61,7 +60,7 @@ def python_function(
     return lambda_.Function(
         scope,
         id,
-        runtime=lambda_.Runtime("python" + PYTHON, lambda_.RuntimeFamily.PYTHON),
+        runtime=lambda_.Runtime(f"python{shared.deployment.python}", lambda_.RuntimeFamily.PYTHON),
         architecture=lambda_.Architecture.ARM_64
         if shared.deployment.architecture == "arm64"
         else lambda_.Architecture.X86_64,

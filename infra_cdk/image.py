@@ -24,6 +24,7 @@ class Image:
             f"{part.capitalize()}Image",
             directory=str(image_context(part, deployment)),
             platform=platform[deployment.architecture],
+            build_args={"BASE": f"python:{deployment.python}-slim"},
         )
         self.uri = self.asset.image_uri
         self.container = ecs.ContainerImage.from_docker_image_asset(self.asset)

@@ -17,8 +17,6 @@ from typing import Final
 from sandfleet.infra_cdk.deployment import ROOT, Deployment, WrongContext
 
 BUILD = ROOT / "build" / "deploy"
-PYTHON: Final = "3.13"
-"""Of Lambdas and images."""
 TEMPLATES: Final = "sandfleet.toml"
 
 _SERVICES = frozenset({"autoscaling", "cloudwatch", "ecs", "s3", "sqs", "sts"})
@@ -51,12 +49,12 @@ _USELESS_IN_A_LAMBDA = ("bin", "boto3", "s3transfer", "**/tests", "**/*.pyi", "*
 
 def lambda_code(deployment: Deployment) -> Path:
     """The folder that is the code of all Lambdas."""
-    return _built("lambda", deployment.architecture, PYTHON)
+    return _built("lambda", deployment.architecture, deployment.python)
 
 
-def image_context(part: str, deployment: Deployment, python: str = PYTHON) -> Path:
+def image_context(part: str, deployment: Deployment) -> Path:
     """The build context of an image: ``Dockerfile``, ``site`` (packages and ours), and the executor's ``project``."""
-    return _built(part, deployment.architecture, python, deployment.project)
+    return _built(part, deployment.architecture, deployment.python, deployment.project)
 
 
 def _built(part: str, architecture: str, python: str, project: Path | None = None) -> Path:
