@@ -277,6 +277,17 @@ class Settings(BaseSettings):
         5.0, gt=0, description="Warm sandboxes that a host starts in a second at most."
     )
     warm_age_s: float = Field(600.0, gt=0, description="Age at which an unused warm sandbox is replaced.")
+    reap_every_s: float = Field(
+        30.0, gt=0, description="Pause between looks of a host for what hosts that are gone have left behind."
+    )
+    reap_grace_s: float = Field(
+        120.0,
+        gt=0,
+        description="How long a host must have been silent before others remove what it left.",
+    )
+    host_drain_grace_s: float = Field(
+        60.0, ge=0, description="How long a sandbox host lets commands go on after SIGTERM."
+    )
     network_pool: IPv4Network = Field(
         IPv4Network("10.253.240.0/20"),
         description="Private range of the networks of sandboxes with the policy egress, a /28 each; no route of the "

@@ -45,7 +45,10 @@ class TestServers:
         await self._execute(
             sql.SQL("create database {} template {}").format(sql.Identifier(name), sql.Identifier(TEMPLATE))
         )
-        return database_url(self.admin_url, name)
+        url = database_url(self.admin_url, name)
+        async with await psycopg.AsyncConnection.connect(url) as connection:
+            await connection.execute("update deployment set deployment_id = gen_random_uuid()")
+        return url
 
     async def drop_database(self, url: str) -> None:
         """Drop a database and end whoever is connected to it."""

@@ -4,14 +4,11 @@ On SIGHUP it ends at once and leaves them to the next one, which adopts them; so
 """
 
 import asyncio
-import fcntl
 import logging
 import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from aiohttp import web
@@ -24,6 +21,9 @@ from sandfleet.fleet.host.capacity import Capacity
 from sandfleet.fleet.host.clock import DatabaseClock
 from sandfleet.fleet.host.docker_backend import DockerBackend
 from sandfleet.fleet.host.heartbeat import Heartbeat, HostAbout
+from sandfleet.fleet.host.labels import Owner, machine
+from sandfleet.fleet.host.own_folder import STATE, own_folder
+from sandfleet.fleet.host.reaper import Reaper
 from sandfleet.fleet.host.registry import Registry
 from sandfleet.fleet.host.snapshots import Snapshots
 from sandfleet.fleet.host.state import StateFolder
@@ -42,21 +42,6 @@ def make_backend(config: Settings, templates: Templates, instance: str) -> Backe
     if config.sandbox == "bwrap":
         return BwrapBackend(templates)
     return DockerBackend(config, templates, instance)
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[Path]:
-    """Own ``folder``, private to this user, for as long as this lasts; yields the folder for sandboxes in it."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.chmod(0o700)
-    with (folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SandfleetError(f"Another sandbox host works in {folder}; set SANDFLEET_HOST_DIR.") from None
-        sandboxes = folder / "sandboxes"
-        sandboxes.mkdir(exist_ok=True)
-        yield sandboxes
 
 
 def _bind(path: Path) -> socket.socket:
@@ -107,7 +92,7 @@ async def serve(config: Settings, instance: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, leave.set)
-    with _alone(config.host_dir.absolute()) as folder:
+    async with own_folder(config.host_dir.absolute()) as folder:
         templates = read_templates(config)
         backend = make_backend(config, templates, instance)
         try:
@@ -119,12 +104,12 @@ async def serve(config: Settings, instance: str) -> None:
                 folder,
                 agent,
                 templates,
-                state=StateFolder(folder.parent / "state"),
+                state=StateFolder(folder.parent / STATE),
                 capacity=Capacity.of_host(config),
                 snapshots=snapshots,
                 refill=Refill(config.warm_refill_per_s, config.warm_age_s),
             )
-            await _serve(config, instance, registry, backend.name, (stop, leave))
+            await _serve(config, instance, registry, backend, (stop, leave))
         finally:
             await backend.close()
 
@@ -133,21 +118,33 @@ async def _serve(
     config: Settings,
     instance: str,
     registry: Registry,
-    backend: str,
+    backend: Backend,
     signals: tuple[asyncio.Event, asyncio.Event],
 ) -> None:
     leave = signals[1]
     clock = DatabaseClock()
     listener, remote = _listen(config)
+    own = Owner.of_host(config, instance)
     host = HostAbout(
-        config.host_id or f"{socket.gethostname()}/{instance}",
+        own.host_id,
         instance,
         f"unix:{config.host_socket.absolute()}",
         remote,
-        backend,
+        backend.name,
+        machine(),
+        own.folder,
     )
     heartbeat = Heartbeat(config.database_url, registry, clock, about=host)
-    about = {"host_id": host.host_id, "instance": instance, "backend": backend, "remote": remote}
+    about = {"host_id": host.host_id, "instance": instance, "backend": backend.name, "remote": remote}
+    reaper = Reaper(
+        config.database_url,
+        backend,
+        heartbeat,
+        own,
+        registry.owned,
+        every_s=config.reap_every_s,
+        grace_s=config.reap_grace_s,
+    )
     runner = web.AppRunner(
         HostApi(config, registry, clock, about).application(),
         handler_cancellation=True,  # a caller that hangs up ends its command
@@ -159,7 +156,8 @@ async def _serve(
     loops = [
         asyncio.create_task(heartbeat.run(), name="heartbeat"),
         asyncio.create_task(registry.tend(), name="tend"),
-        asyncio.create_task(registry.warm.keep(), name="keep warm"),
+        asyncio.create_task(registry.keep_warm(), name="keep warm"),
+        asyncio.create_task(reaper.run(), name="reap"),
         asyncio.create_task(registry.snapshots.tend(), name="tend snapshots"),
     ]
     try:

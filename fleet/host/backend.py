@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from sandfleet.fleet.host.labels import Owner
 from sandfleet.fleet.sandbox_agent.relay import PORT
 from sandfleet.shared.ids import RunKey
 from sandfleet.shared.templates import Template
@@ -71,6 +72,16 @@ class Launch:
     template: Template
 
 
+@dataclass(frozen=True)
+class Abandonable:
+    """A container or network of another host of this deployment; ``sandbox_id`` is None for a trial's."""
+
+    owner: Owner
+    name: str
+    is_network: bool
+    sandbox_id: str | None
+
+
 class Backend(Protocol):
     """Starts and ends isolated processes whose PID 1 is the agent. Handles are opaque to the caller."""
 
@@ -82,6 +93,15 @@ class Backend(Protocol):
 
     async def open(self) -> None:
         """Check that sandboxes can be started here. Raises SandfleetError with what to do about it."""
+
+    def belong_to(self, deployment: str) -> None:
+        """What is made from now on belongs to this deployment."""
+
+    async def others(self) -> list[Abandonable]:
+        """What other hosts of the same deployment have made, and is still there."""
+
+    async def remove(self, thing: Abandonable) -> None:
+        """Remove one of these; one that is gone is fine. Raises SandfleetError."""
 
     async def sweep(self, alive: Callable[[], set[str]]) -> None:
         """Remove what belongs to this instance but to no sandbox of ``alive``: ids, asked for after looking.

@@ -18,6 +18,7 @@ from sandfleet.fleet.host.backend import (
     SHM,
     TMP,
     WORKSPACE,
+    Abandonable,
     Launch,
     environment,
 )
@@ -74,6 +75,15 @@ class BwrapBackend:
             "sandboxes are made with bwrap: for development only. They share this machine's kernel and programs, "
             "their memory is limited per process, and their CPU is not limited"
         )
+
+    def belong_to(self, deployment: str) -> None:
+        """Nothing outlives this process that could be told by it."""
+
+    async def others(self) -> list[Abandonable]:
+        return []
+
+    async def remove(self, thing: Abandonable) -> None:
+        raise AssertionError("there are none")
 
     async def sweep(self, alive: Callable[[], set[str]]) -> None:
         return  # sandboxes die with the process that started them

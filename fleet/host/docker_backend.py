@@ -1,6 +1,7 @@
 """Sandboxes as hardened containers of a Docker Engine."""
 
 import asyncio
+import json
 import logging
 import secrets
 from collections.abc import Callable
@@ -8,18 +9,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from sandfleet.fleet.host import labels
 from sandfleet.fleet.host.backend import (
     AGENT_ARGUMENTS,
     AGENT_FOLDER,
     SHM,
     TMP,
     WORKSPACE,
+    Abandonable,
     Launch,
     environment,
     kernel_files,
 )
 from sandfleet.fleet.host.engine import Engine, EngineError
 from sandfleet.fleet.host.freezer import Freezer
+from sandfleet.fleet.host.labels import Labels, Owner
 from sandfleet.fleet.host.networks import NetworkRefused, Networks
 from sandfleet.fleet.host.template_check import refusals
 from sandfleet.fleet.sandbox_agent import wire
@@ -30,12 +34,6 @@ from sandfleet.shared.templates import DEFAULT, Template, Templates
 
 logger = logging.getLogger(__name__)
 
-LABEL = "sandfleet"
-INSTANCE_LABEL = "sandfleet.instance"
-TEMPLATE_LABEL = "sandfleet.template"
-SANDBOX_LABEL = (
-    "sandfleet.sandbox"  # its id; the run is in the container's name, since labels cannot be changed
-)
 _NO_IPV6 = ("net.ipv6.conf.all.disable_ipv6", "net.ipv6.conf.default.disable_ipv6")
 _FULL = 0.95  # of the memory limit: beside it the kernel takes and gives back a few MiB all the time
 _SHM_BYTES = 64 * 1024 * 1024
@@ -55,11 +53,11 @@ class DockerBackend:
     def __init__(self, settings: Settings, templates: Templates, instance: str) -> None:
         self.refused: dict[str, str] = {}
         self._engine = Engine(settings.docker_host)
-        labels = {LABEL: "1", INSTANCE_LABEL: instance}
-        self._networks = Networks(self._engine, settings.network_pool, labels)
+        self._whose = Labels(instance, Owner.of_host(settings, instance))
+        self._instance = {labels.OURS: "1", labels.INSTANCE: instance}
+        self._networks = Networks(self._engine, settings.network_pool, self._instance)
         self._resolvers = [str(address) for address in settings.sandbox_dns]
         self._templates = templates.templates
-        self._instance = instance
         self._made: dict[str, Template] = {}  # of the sandboxes that there are, by handle
         self._network_of: dict[str, str] = {}  # of those that have one
         self._uids = (_UID_FIRST, _UID_COUNT)
@@ -76,8 +74,8 @@ class DockerBackend:
                 f"The engine has no image {image}. Build it: "
                 f"python -m sandfleet.fleet.host.base_image --tag {image}"
             )
-        labels = {LABEL: "1", INSTANCE_LABEL: self._instance}
-        self.refused.update(await refusals(self._engine, list(self._templates.values()), labels))
+        trials = self._whose.of_all()
+        self.refused.update(await refusals(self._engine, list(self._templates.values()), trials))
         for reason in self.refused.values():
             logger.error(reason)
         if DEFAULT in self.refused:
@@ -96,13 +94,41 @@ class DockerBackend:
                 logger.error(self.refused[name])
 
     async def sweep(self, alive: Callable[[], set[str]]) -> None:
-        found = await self._engine.containers(f"{LABEL}=1", f"{INSTANCE_LABEL}={self._instance}")
+        found = await self._engine.containers(*(f"{name}={value}" for name, value in self._instance.items()))
         known = alive()
-        left = [c["Id"] for c in found if c["Labels"].get(SANDBOX_LABEL) not in known]
+        left = [
+            c["Id"]
+            for c in found
+            if self._whose.may_sweep(c["Labels"]) and c["Labels"].get(labels.SANDBOX) not in known
+        ]
         if left:
             await asyncio.gather(*(self._engine.remove_container(container) for container in left))
             logger.info("removed containers that no sandbox owns", extra={"count": len(left)})
-        await self._networks.sweep(alive=lambda: {_name(sandbox_id, None) for sandbox_id in alive()})
+        await self._networks.sweep(
+            alive=lambda: {_name(sandbox_id, None) for sandbox_id in alive()}, ours=self._whose.may_sweep
+        )
+
+    def belong_to(self, deployment: str) -> None:
+        self._whose = self._whose._replace(deployment=deployment)
+
+    async def others(self) -> list[Abandonable]:
+        filters = [f"{labels.OURS}=1", f"{labels.DEPLOYMENT}={self._whose.deployment}"]
+        found = [(c["Id"], False, c["Labels"]) for c in await self._engine.containers(*filters)]
+        params = {"filters": json.dumps({"label": filters})}
+        networks = await self._engine.call("GET", "/networks", params=params)
+        found += [(network["Name"], True, network["Labels"]) for network in networks]
+        things = []
+        for name, is_network, its in found:
+            owner = Owner.read(its)
+            if owner is not None and owner != self._whose.owner:
+                things.append(Abandonable(owner, name, is_network, its.get(labels.SANDBOX)))
+        return things
+
+    async def remove(self, thing: Abandonable) -> None:
+        if thing.is_network:
+            await self._networks.remove(thing.name)
+        else:
+            await self._engine.remove_container(thing.name)
 
     async def create(self, launch: Launch) -> str:
         name, network = _name(launch.sandbox_id, launch.key), _name(launch.sandbox_id, None)
@@ -145,7 +171,10 @@ class DockerBackend:
             found = await self._engine.call("GET", f"/containers/{handle}/json")
         except EngineError:
             return False
-        if not found["State"]["Running"] or found["Config"]["Labels"].get(SANDBOX_LABEL) != launch.sandbox_id:
+        if (
+            not found["State"]["Running"]
+            or found["Config"]["Labels"].get(labels.SANDBOX) != launch.sandbox_id
+        ):
             return False
         self._know(launch, handle)
         return True
@@ -209,10 +238,9 @@ class DockerBackend:
 
     def _labels(self, launch: Launch) -> dict[str, str]:
         return {
-            LABEL: "1",
-            INSTANCE_LABEL: self._instance,
-            TEMPLATE_LABEL: launch.template.name,
-            SANDBOX_LABEL: launch.sandbox_id,
+            **self._whose.of_all(),
+            labels.TEMPLATE: launch.template.name,
+            labels.SANDBOX: launch.sandbox_id,
         }
 
     async def freeze(self, handle: str) -> bool:
@@ -293,6 +321,7 @@ class DockerBackend:
         return "its agent ended the connection"
 
     async def close(self) -> None:
+        self._networks.close()
         await self._engine.__aexit__()
 
 

@@ -103,32 +103,63 @@ def bridges() -> list[str]:
 @asynccontextmanager
 async def held() -> AsyncIterator[None]:
     """While this lasts nobody uninstalls the rules."""
-    async with _locked(fcntl.LOCK_SH):
+    namespace = await hold()
+    try:
         yield
+    finally:
+        os.close(namespace)
+
+
+async def hold() -> int:
+    """A descriptor of the rules: nobody uninstalls them before it is closed, or its process has ended."""
+    # The namespace itself is the lock: it is what the rules belong to, and nothing is left behind.
+    namespace = os.open(_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        await asyncio.to_thread(fcntl.flock, namespace, fcntl.LOCK_SH)
+    except BaseException:
+        os.close(namespace)
+        raise
+    return namespace
 
 
 async def uninstall() -> bool:
-    """Remove the rules; False if there were none. Raises FirewallError while sandboxes with a network are there."""
-    async with _locked(fcntl.LOCK_EX):
+    """Remove the rules; False if there were none. Raises FirewallError while somebody uses them: sandboxes with a network
+    are there, or a host that makes them."""
+    namespace = os.open(_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        alone = _locked(namespace)
         if left := bridges():
             raise FirewallError(
                 f"{len(left)} networks of sandboxes are up ({left[0]}, …): stop the sandbox hosts first."
             )
+        if not alone:
+            raise FirewallError("A sandbox host that runs here has templates with networks: stop it first.")
         if not await installed():
             return False
         await _nft("-f", "-", stdin=f"delete table inet {_TABLE}\n")
         return True
-
-
-@asynccontextmanager
-async def _locked(how: int) -> AsyncIterator[None]:
-    # The namespace itself is the lock: it is what the rules belong to, and nothing is left behind.
-    namespace = os.open(_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        await asyncio.to_thread(fcntl.flock, namespace, how)
-        yield
     finally:
         os.close(namespace)
+
+
+async def unused() -> bool:
+    """Whether the rules are there and nobody uses them: hosts that were killed have left them."""
+    if os.geteuid() != 0 or bridges() or not await installed():
+        return False
+    namespace = os.open(_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return _locked(namespace)
+    finally:
+        os.close(namespace)
+
+
+def _locked(namespace: int) -> bool:
+    """Whether nobody else uses the rules, and until the descriptor is closed nobody begins to."""
+    try:
+        fcntl.flock(namespace, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 async def _content() -> Any:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from contextlib import suppress
 from typing import LiteralString, NamedTuple
 
@@ -20,15 +21,16 @@ _ANSWER_TIMEOUT_S = 10.0
 
 _BEAT: LiteralString = """
     insert into hosts (host_id, instance, address, remote, backend, room, sandboxes, memory, pids, most, memory_taken,
-                       pids_taken, draining, templates)
+                       pids_taken, draining, templates, machine, folder)
     values (%(host_id)s, %(instance)s, %(address)s, %(remote)s, %(backend)s, %(room)s, %(sandboxes)s, %(memory)s, %(pids)s,
-            %(most)s, %(memory_taken)s, %(pids_taken)s, %(draining)s, %(templates)s)
+            %(most)s, %(memory_taken)s, %(pids_taken)s, %(draining)s, %(templates)s, %(machine)s, %(folder)s)
     on conflict (host_id) do update set
         instance = excluded.instance, address = excluded.address, remote = excluded.remote, backend = excluded.backend,
         room = excluded.room, sandboxes = excluded.sandboxes, memory = excluded.memory, pids = excluded.pids,
         most = excluded.most, memory_taken = excluded.memory_taken, pids_taken = excluded.pids_taken,
-        draining = excluded.draining, templates = excluded.templates, heartbeat_at = clock_timestamp()
-    returning extract(epoch from clock_timestamp())::float8
+        draining = excluded.draining, templates = excluded.templates, machine = excluded.machine,
+        folder = excluded.folder, heartbeat_at = clock_timestamp()
+    returning extract(epoch from clock_timestamp())::float8, (select deployment_id::text from deployment)
 """
 _OVER: LiteralString = """
     select held.tenant, held.user_id, held.run_id
@@ -43,13 +45,16 @@ _OVER: LiteralString = """
 
 
 class HostAbout(NamedTuple):
-    """What does not change about a host. ``address`` is unix:PATH, ``remote`` http://HOST:PORT or None."""
+    """What does not change about a host. ``address`` is unix:PATH, ``remote`` http://HOST:PORT or None, ``folder`` that of
+    its sandboxes on its ``machine``."""
 
     host_id: str
     instance: str
     address: str
     remote: str | None
     backend: str
+    machine: str
+    folder: str
 
 
 class Heartbeat:
@@ -69,6 +74,11 @@ class Heartbeat:
         self._about = about
         self._connection: psycopg.AsyncConnection | None = None
         self._silent = False
+        self._steady_since: float | None = None  # monotonic
+
+    def steady_s(self) -> float:
+        """Seconds for which PostgreSQL has answered every beat; 0 before the first and while it does not."""
+        return 0.0 if self._steady_since is None else time.monotonic() - self._steady_since
 
     async def run(self) -> None:
         """Beat until cancelled; a lost connection is made again at the next beat."""
@@ -76,6 +86,8 @@ class Heartbeat:
             try:
                 async with asyncio.timeout(_ANSWER_TIMEOUT_S):
                     over = await self._beat()
+                if self._steady_since is None:
+                    self._steady_since = time.monotonic()
                 if self._silent:
                     self._silent = False
                     logger.info("PostgreSQL answers again")
@@ -85,6 +97,7 @@ class Heartbeat:
                 if not self._silent:
                     self._silent = True
                     logger.warning("PostgreSQL does not answer", extra={"error": type(error).__name__})
+                self._steady_since = None
                 await self._disconnect()
             await asyncio.sleep(_SHORTEST_S)
             with suppress(TimeoutError):
@@ -114,6 +127,7 @@ class Heartbeat:
         row = await (await self._connection.execute(_BEAT, values)).fetchone()
         assert row is not None
         self._clock.heard(row[0], asked_at, self._clock.local())
+        self._registry.belong_to(row[1])
         keys = self._registry.keys()
         if not keys:
             return []

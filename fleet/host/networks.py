@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from sandfleet.fleet.host.engine import Engine, EngineError
-from sandfleet.fleet.host.firewall import BRIDGE_PREFIX, Firewall, FirewallError, bridges, held
+from sandfleet.fleet.host.firewall import BRIDGE_PREFIX, Firewall, FirewallError, bridges, held, hold
 from sandfleet.fleet.sandbox.errors import HostUnavailable, NoRoom
 from sandfleet.shared.errors import SandfleetError
 
@@ -39,6 +39,7 @@ class Networks:
         self._labels = labels
         self._firewall = Firewall()
         self._choosing = asyncio.Lock()
+        self._rules: int | None = None
 
     async def open(self, trial: str) -> None:
         """Check that networks can be made here, and install the rules; makes and removes the network ``trial``.
@@ -51,6 +52,7 @@ class Networks:
             raise NetworkRefused(f"SANDFLEET_NETWORK_POOL {self._pool} is smaller than a /{_PREFIX_LENGTH}")
         try:
             await self._check_routes()
+            self._rules = await hold()
             await self._firewall.ensure()
             await self.create(trial, {})
             await self.remove(trial)
@@ -58,6 +60,12 @@ class Networks:
             raise
         except SandfleetError as error:
             raise NetworkRefused(error.message) from error
+
+    def close(self) -> None:
+        """Let go of the rules: from now on they may be uninstalled."""
+        if self._rules is not None:
+            os.close(self._rules)
+            self._rules = None
 
     async def _check_routes(self) -> None:
         for network, via in await _routes():
@@ -125,8 +133,13 @@ class Networks:
             if error.http_status != 404:
                 raise
 
-    async def sweep(self, alive: Callable[[], set[str]]) -> None:
-        """Repair the rules, and remove this host's networks that are none of ``alive``: names, asked for after looking."""
+    async def sweep(
+        self, alive: Callable[[], set[str]], ours: Callable[[dict[str, str]], bool] = lambda _: True
+    ) -> None:
+        """Repair the rules, and remove this host's networks that are none of ``alive``: names, asked for after looking.
+
+        ``ours`` says by the labels of a network of the instance whether it is this host's.
+        """
         try:
             if await self._firewall.ensure_again():
                 logger.error("rules for networks of sandboxes were damaged, and are repaired")
@@ -134,7 +147,7 @@ class Networks:
             logger.error("rules for networks of sandboxes cannot be checked", extra={"reason": error.message})
         labels = [f"{key}={value}" for key, value in self._labels.items()]
         found = await self._engine.call("GET", "/networks", params={"filters": json.dumps({"label": labels})})
-        for name in {network["Name"] for network in found} - alive():
+        for name in {network["Name"] for network in found if ours(network["Labels"])} - alive():
             await self.remove(name)
             logger.info("removed a network that no sandbox owns")
 

@@ -37,6 +37,7 @@ _REMEMBER_S = 3600.0
 _TEND_EVERY_S = 1.0
 _SWEEP_EVERY = 5  # of these
 _CUT_OFF = "This sandbox host is cut off from PostgreSQL and makes no new sandboxes."
+_STRAY_S = 180.0  # age of a folder that is no sandbox's; one that starts has up to a minute
 _SAVE_S = 20.0  # for the workspaces of a host that stops; what is not kept by then is lost
 
 
@@ -105,6 +106,8 @@ class Registry:
         self._seen: dict[RunKey, _Seen] = {}
         self._doomed: set[Sandbox] = set()  # to be destroyed, again if the engine did not answer
         self._background: set[asyncio.Task[None]] = set()
+        self._owned: set[str] = set()  # ids of all sandboxes that have started and are not removed
+        self._belongs = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._sandboxes) + len(self._creating)
@@ -125,6 +128,10 @@ class Registry:
             for t in self._templates.values()
             if t.name not in self._backend.refused
         }
+
+    def owned(self) -> set[str]:
+        """Ids of all sandboxes that this host has, or is removing."""
+        return self._owned
 
     def keys(self) -> list[RunKey]:
         """Runs that have a sandbox here."""
@@ -291,6 +298,16 @@ class Registry:
         self._sandboxes[key] = sandbox
         self._serve_in_background(sandbox)
 
+    def belong_to(self, deployment: str) -> None:
+        """What is made from now on belongs to this deployment, as PostgreSQL names it."""
+        self._backend.belong_to(deployment)
+        self._belongs.set()
+
+    async def keep_warm(self) -> None:
+        """For ever: keep the warm pool full, once its sandboxes can say which deployment they belong to."""
+        await self._belongs.wait()
+        await self.warm.keep()
+
     async def _start_warm(self, template: Template) -> Sandbox:
         sandbox = await Sandbox.launch(self._backend, None, self._folder, self._agent, template)
         self._serve_in_background(sandbox)
@@ -301,6 +318,7 @@ class Registry:
         return not self.draining and not self._creating and self._fits_beside_warm(template)
 
     def _serve_in_background(self, sandbox: Sandbox) -> None:
+        self._owned.add(sandbox.id)
         server = asyncio.create_task(self._serve(sandbox), name=f"serve sandbox {sandbox.id}")
         self._background.add(server)
         server.add_done_callback(self._background.discard)
@@ -355,6 +373,7 @@ class Registry:
             logger.warning("sandbox not removed yet", extra={"sandbox": sandbox.id, "reason": error.code})
         else:
             self._doomed.discard(sandbox)
+            self._owned.discard(sandbox.id)
             self.room_made.set()
 
     async def tend(self) -> None:
@@ -407,6 +426,11 @@ class Registry:
             logger.warning("workspace not kept", extra={"run": str(key.run_id), "reason": error.code})
 
     async def _sweep(self) -> None:
+        old = time.time() - _STRAY_S
+        for path in list(self._folder.iterdir()):
+            with suppress(OSError):
+                if path.name not in self._owned and path.stat().st_mtime < old:
+                    await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
         await self._backend.sweep(lambda: {path.name for path in self._folder.iterdir()})
 
     async def close(self) -> None:

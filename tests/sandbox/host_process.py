@@ -67,6 +67,7 @@ class Host:
             "SANDFLEET_SANDBOX": self.backend,
             "DOCKER_HOST": self.docker_host,
             "DATABASE_URL": self.database_url,
+            "SANDFLEET_REAP_EVERY_S": "3600",  # rules of the firewall belong to all sessions on the machine
             **self.env,
         }
         with self.log.open("ab") as log:
