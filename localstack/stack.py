@@ -32,6 +32,7 @@ from sandfleet.localstack.supervisor import Supervisor
 from sandfleet.shared.ids import Owner
 from sandfleet.shared.store.api_keys import create_key, hash_key
 
+_SAVE_S = 40.0  # for a host that stops: its workspaces are kept, its sandboxes removed
 OWNER = Owner("local", "developer")
 # Set but empty, these mean the same as not set: embedded servers, the scripted provider.
 _EMPTY_IS_UNSET = ("DATABASE_URL", "REDIS_URL", "AWS_ENDPOINT_URL", "SANDFLEET_MODEL")
@@ -311,8 +312,9 @@ class Stack:
             return True
 
         socket.unlink(missing_ok=True)
-        env = {**self._service_env(), **self._metrics("host")}
-        return self._python("host", "sandfleet.fleet.host", env, ready)
+        env = {"SANDFLEET_HOST_DRAIN_GRACE_S": "5", **self._service_env(), **self._metrics("host")}
+        grace_s = float(env["SANDFLEET_HOST_DRAIN_GRACE_S"])
+        return self._python("host", "sandfleet.fleet.host", env, ready, stop_timeout_s=grace_s + _SAVE_S)
 
     def _python(
         self,
@@ -320,7 +322,9 @@ class Stack:
         module: str,
         env: dict[str, str],
         ready: Callable[[], Awaitable[bool]],
+        *,
         cwd: Path | None = None,
+        stop_timeout_s: float | None = None,
     ) -> Process:
         # -P: a module of the user's in the working directory never hides one of Python's or ours.
         argv = [sys.executable, "-P", "-m", module]
@@ -332,7 +336,7 @@ class Stack:
             cwd or self.root,
             log,
             ready,
-            stop_timeout_s=float(env.get("SANDFLEET_DRAIN_GRACE_S", 10)) + 10,
+            stop_timeout_s=stop_timeout_s or float(env.get("SANDFLEET_DRAIN_GRACE_S", 10)) + 10,
         )
 
     async def _mark_executors(self, awaited: int) -> None:

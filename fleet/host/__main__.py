@@ -1,4 +1,5 @@
-"""The sandbox host daemon: ``python -m sandfleet.fleet.host``. Ends with 0 on SIGTERM, after removing all sandboxes.
+"""The sandbox host daemon: ``python -m sandfleet.fleet.host``. Ends with 0 on SIGTERM, after what runs has
+ended or a grace is over, workspaces were kept and all sandboxes removed; a second SIGTERM ends the wait.
 
 On SIGHUP it ends at once and leaves them to the next one, which adopts them; so it is after a crash.
 """
@@ -121,7 +122,7 @@ async def _serve(
     backend: Backend,
     signals: tuple[asyncio.Event, asyncio.Event],
 ) -> None:
-    leave = signals[1]
+    stop, leave = signals
     clock = DatabaseClock()
     listener, remote = _listen(config)
     own = Owner.of_host(config, instance)
@@ -167,6 +168,9 @@ async def _serve(
         logger.info("sandbox host is ready", extra={**about, "room": registry.room()})
         stopped = [asyncio.create_task(event.wait()) for event in signals]
         await asyncio.wait([*stopped, *loops], return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set() and not leave.is_set():
+            logger.info("sandbox host drains", extra={"sandboxes": len(registry)})
+            await _drain(config, registry, signals)
         for waiting in stopped:
             waiting.cancel()
         for loop in loops:
@@ -185,6 +189,17 @@ async def _serve(
         await registry.close()
         await heartbeat.deregister()
         logger.info("sandbox host has stopped")
+
+
+async def _drain(config: Settings, registry: Registry, signals: tuple[asyncio.Event, asyncio.Event]) -> None:
+    """Let commands end; a second signal ends the wait."""
+    for event in signals:
+        event.clear()
+    again = [asyncio.create_task(event.wait()) for event in signals]
+    draining = asyncio.create_task(registry.drain(config.host_drain_grace_s))
+    await asyncio.wait([*again, draining], return_when=asyncio.FIRST_COMPLETED)
+    for task in (*again, draining):
+        task.cancel()
 
 
 def main() -> None:

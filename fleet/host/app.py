@@ -5,8 +5,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
 from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import Field, ValidationError
 
+from sandfleet.fleet.host import metrics
 from sandfleet.fleet.host.asked import FENCE, Body
 from sandfleet.fleet.host.clock import DatabaseClock
 from sandfleet.fleet.host.command_routes import CommandRoutes, invalid
@@ -24,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 _MAX_BODY_BYTES = 16 * 1024 * 1024  # of a JSON request; file content is streamed and bounded by the sandbox
 _CUT_OFF_S = 15.0  # without PostgreSQL for this long, no new sandbox is made
+
+_OPEN = ("/health", "/metrics")  # without a token: they name nobody
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -61,6 +65,7 @@ class HostApi:
         application.add_routes(
             [
                 web.get("/health", self._health),
+                web.get("/metrics", self._metrics),
                 web.put("/sandbox", self._acquire),
                 web.delete("/sandbox", self._remove),
                 web.post("/sandbox/snapshot", self._snapshot),
@@ -82,7 +87,7 @@ class HostApi:
 
     @web.middleware
     async def _tokens(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.match_info.route.resource is not None and request.path != "/health":
+        if request.match_info.route.resource is not None and request.path not in _OPEN:
             now = self._clock.now()
             if now is None:
                 raise HostUnavailable(
@@ -102,9 +107,16 @@ class HostApi:
                 "sandboxes": len(self._registry),
                 "room": self._registry.room(),
                 "warm": self._registry.warm.ready,
+                "draining": self._registry.draining,
                 "database_age_s": self._clock.age_s(),
             }
         )
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        self._registry.measure()
+        age_s = self._clock.age_s()
+        metrics.DATABASE_AGE.set(float("inf") if age_s is None else age_s)
+        return web.Response(body=metrics.page(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _acquire(self, request: web.Request) -> web.Response:
         cut_off = (self._clock.age_s() or 0) > _CUT_OFF_S

@@ -35,6 +35,7 @@ from sandfleet.shared.templates import DEFAULT, Template, Templates
 logger = logging.getLogger(__name__)
 
 _NO_IPV6 = ("net.ipv6.conf.all.disable_ipv6", "net.ipv6.conf.default.disable_ipv6")
+_RESTART_S = 20.0  # that the engine may be away: its restart takes less
 _FULL = 0.95  # of the memory limit: beside it the kernel takes and gives back a few MiB all the time
 _SHM_BYTES = 64 * 1024 * 1024
 # Kernel limits such as inotify instances or pending signals count per user id on the whole machine, so each sandbox
@@ -52,7 +53,7 @@ class DockerBackend:
 
     def __init__(self, settings: Settings, templates: Templates, instance: str) -> None:
         self.refused: dict[str, str] = {}
-        self._engine = Engine(settings.docker_host)
+        self._engine = Engine(settings.docker_host, _RESTART_S)
         self._whose = Labels(instance, Owner.of_host(settings, instance))
         self._instance = {labels.OURS: "1", labels.INSTANCE: instance}
         self._networks = Networks(self._engine, settings.network_pool, self._instance)
@@ -61,6 +62,7 @@ class DockerBackend:
         self._made: dict[str, Template] = {}  # of the sandboxes that there are, by handle
         self._network_of: dict[str, str] = {}  # of those that have one
         self._uids = (_UID_FIRST, _UID_COUNT)
+        self._live_restore = False
         self._freezers: dict[str, Freezer] = {}  # of containers that are frozen, by their ids
 
     async def open(self) -> None:
@@ -68,6 +70,11 @@ class DockerBackend:
         info = await self._engine.call("GET", "/info")
         if any(option in ("name=userns", "name=rootless") for option in info.get("SecurityOptions") or ()):
             self._uids = (_MAPPED_UID_FIRST, _MAPPED_UID_COUNT)
+        self._live_restore = bool(info.get("LiveRestoreEnabled"))
+        if not self._live_restore:
+            logger.info(
+                "the engine ends all sandboxes when it restarts: set live-restore in its daemon.json to keep them"
+            )
         image = self._templates[DEFAULT].image
         if await self._engine.image(image) is None:
             raise SandfleetError(
@@ -183,7 +190,9 @@ class DockerBackend:
         limits = launch.template
         mount = f"rw,nosuid,nodev,uid={uid},gid={uid},mode=0700"
         host: dict[str, Any] = {
-            "AutoRemove": True,  # the agent ends when its host stays away, and then nothing is left
+            # The agent ends when its host stays away, and then nothing is left. Engines up to 20.10 at least remove these
+            # at their own restart although they run; there the reaper comes later.
+            "AutoRemove": not self._live_restore,
             "NetworkMode": "none",
             "ReadonlyRootfs": True,
             "Binds": [

@@ -3,16 +3,20 @@
 import asyncio
 import json
 import os
+import time
 from collections.abc import AsyncIterable
 from typing import Any, Self
 
 import aiohttp
 
+from sandfleet.fleet.host import metrics
 from sandfleet.shared.errors import SandfleetError
 
 _NEWEST = (1, 44)  # the newest API version that this client was written against
 _CALL_TIMEOUT_S = 60.0
 # Four calls per core keep a busy engine busy; more only make each one slower (about 10 starts/s on two cores).
+_RETRY_PAUSE_S = 0.25
+_REPEATABLE = ("GET", "DELETE")
 _CALLS_AT_ONCE = 4 * (os.cpu_count() or 1)
 
 
@@ -35,10 +39,16 @@ class EngineUnreachable(SandfleetError):
 
 
 class Engine:
-    """One Docker Engine. Use as an async context manager; at most 4 calls per core are under way at once."""
+    """One Docker Engine. Use as an async context manager; at most 4 calls per core are under way at once.
 
-    def __init__(self, docker_host: str) -> None:
+    Once it has answered, it may be away for ``patience_s`` at a call: it restarts. Calls that it has not taken are
+    repeated, and others that may be.
+    """
+
+    def __init__(self, docker_host: str, patience_s: float = 0.0) -> None:
         self._docker_host = docker_host
+        self._wish_s = patience_s
+        self._patience_s = 0.0
         self._slots = asyncio.Semaphore(_CALLS_AT_ONCE)
         self._prefix = ""
         self._session: aiohttp.ClientSession | None = None
@@ -64,6 +74,7 @@ class Engine:
             raise
         chosen = max(_parse(version["MinAPIVersion"]), min(_parse(version["ApiVersion"]), _NEWEST))
         self._prefix = f"/v{chosen[0]}.{chosen[1]}"
+        self._patience_s = self._wish_s
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -85,28 +96,29 @@ class Engine:
         Raises EngineError on any status of 400 or above, and on an error inside a progress stream;
         EngineUnreachable when there is no answer.
         """
-        assert self._session is not None, "use the engine as a context manager"
-        try:
-            async with (
-                self._slots,
-                self._session.request(
-                    method,
-                    self._prefix + path,
-                    params=params,
-                    json=body,
-                    data=data,
-                    timeout=aiohttp.ClientTimeout(total=timeout_s),
-                ) as response,
-            ):
-                text = await response.text(errors="replace")
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            reason = str(error) or type(error).__name__
-            raise EngineUnreachable(
-                f"The Docker Engine at {self._docker_host} does not answer ({reason}). Start it, set DOCKER_HOST, "
-                "or set SANDFLEET_SANDBOX=bwrap."
-            ) from error
-        if response.status >= 400:
-            raise EngineError(_message(text), response.status)
+        asked = {
+            "params": params,
+            "json": body,
+            "data": data,
+            "timeout": aiohttp.ClientTimeout(total=timeout_s),
+        }
+        patient_until = time.monotonic() + self._patience_s
+        while True:
+            try:
+                status, text = await self._once(method, path, asked)
+                break
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                not_taken = isinstance(error, aiohttp.ClientConnectorError)
+                again = not_taken or (method in _REPEATABLE and not isinstance(error, TimeoutError))
+                if not again or time.monotonic() > patient_until:
+                    reason = str(error) or type(error).__name__
+                    raise EngineUnreachable(
+                        f"The Docker Engine at {self._docker_host} does not answer ({reason}). Start it, set "
+                        "DOCKER_HOST, or set SANDFLEET_SANDBOX=bwrap."
+                    ) from error
+            await asyncio.sleep(_RETRY_PAUSE_S)
+        if status >= 400:
+            raise EngineError(_message(text), status)
         if not text.strip():
             return None
         if "\n" not in text.strip():
@@ -114,8 +126,19 @@ class Engine:
         parts = [json.loads(line) for line in text.splitlines() if line.strip()]
         for part in parts:
             if isinstance(part, dict) and "error" in part:
-                raise EngineError(str(part["error"]), response.status)
+                raise EngineError(str(part["error"]), status)
         return parts
+
+    async def _once(self, method: str, path: str, asked: dict[str, Any]) -> tuple[int, str]:
+        assert self._session is not None, "use the engine as a context manager"
+        with metrics.ENGINE_QUEUE.track_inprogress():
+            await self._slots.acquire()
+        try:
+            with metrics.ENGINE_CALLS.labels(_kind(method, path)).time():
+                async with self._session.request(method, self._prefix + path, **asked) as response:
+                    return response.status, await response.text(errors="replace")
+        finally:
+            self._slots.release()
 
     async def image(self, name: str) -> dict[str, Any] | None:
         """The engine's description of an image, or None if it does not have it."""
@@ -143,6 +166,13 @@ class Engine:
             going = error.http_status == 409 and "already in progress" in error.message
             if error.http_status != 404 and not going:
                 raise
+
+
+def _kind(method: str, path: str) -> str:
+    """A call without the names in it, e.g. ``POST containers/start``."""
+    parts = path.strip("/").split("/")
+    last = parts[-1]
+    return f"{method} {parts[0]}/{last}" if len(parts) > 2 or last == "create" else f"{method} {parts[0]}"
 
 
 def _parse(version: str) -> tuple[int, int]:

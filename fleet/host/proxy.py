@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import h11
 
+from sandfleet.fleet.host import metrics
 from sandfleet.fleet.host.closed_ranges import is_open
 from sandfleet.fleet.host.proxy_http import Exchange, refuse
 from sandfleet.fleet.host.tls_name import NotTls, server_name
@@ -135,6 +136,7 @@ class Proxy:
             await self._exchange(reader, writer)
         except Refused as refused:
             self._counts[f"refused: {refused.kind}"][0] += 1
+            metrics.PROXY_REFUSALS.labels(refused.kind).inc()
             with suppress(OSError):
                 await refuse(writer, refused.status, refused.message)
         except (OSError, TimeoutError, h11.ProtocolError, asyncio.IncompleteReadError):

@@ -19,7 +19,7 @@ from typing import LiteralString, NamedTuple
 
 import psycopg
 
-from sandfleet.fleet.host import firewall
+from sandfleet.fleet.host import firewall, metrics
 from sandfleet.fleet.host.backend import Abandonable, Backend
 from sandfleet.fleet.host.heartbeat import Heartbeat
 from sandfleet.fleet.host.labels import Owner, machine
@@ -99,6 +99,8 @@ class Reaper:
             except (SandfleetError, psycopg.Error, OSError, TimeoutError) as error:
                 logger.warning("the reaper's pass was broken off", extra={"error": type(error).__name__})
                 continue
+            for what, count in reaped._asdict().items():
+                metrics.REAPED.labels(what).inc(count)
             if any(reaped):
                 logger.warning("removed what hosts that are gone have left", extra=reaped._asdict())
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from sandfleet.fleet.host import metrics
 from sandfleet.fleet.host.agent_files import AgentFiles
 from sandfleet.fleet.host.backend import Backend, Launch
 from sandfleet.fleet.host.capacity import Capacity
@@ -38,6 +39,7 @@ _TEND_EVERY_S = 1.0
 _SWEEP_EVERY = 5  # of these
 _CUT_OFF = "This sandbox host is cut off from PostgreSQL and makes no new sandboxes."
 _STRAY_S = 180.0  # age of a folder that is no sandbox's; one that starts has up to a minute
+_DRAIN_LOOK_S = 0.1
 _SAVE_S = 20.0  # for the workspaces of a host that stops; what is not kept by then is lost
 
 
@@ -132,6 +134,20 @@ class Registry:
     def owned(self) -> set[str]:
         """Ids of all sandboxes that this host has, or is removing."""
         return self._owned
+
+    def measure(self) -> None:
+        """Set the gauges to what there is now."""
+        counts = {
+            "running": len(self._sandboxes),
+            "starting": len(self._creating),
+            "warm": self.warm.ready,
+            "removing": len(self._doomed),
+        }
+        for state, count in counts.items():
+            metrics.SANDBOXES.labels(state).set(count)
+        for name in self._templates:
+            metrics.ROOM.labels(name).set(self.room(name))
+        metrics.DRAINING.set(self.draining)
 
     def keys(self) -> list[RunKey]:
         """Runs that have a sandbox here."""
@@ -252,8 +268,14 @@ class Registry:
         sandbox.made_for = fence.attempt
         self._sandboxes[key] = sandbox
         self._keep(key, sandbox)
-        spent_ms = round((time.monotonic() - start) * 1000)
-        about = {"sandbox": sandbox.id, "run": str(key.run_id), "ms": spent_ms, "warm": warm is not None}
+        spent_s = time.monotonic() - start
+        metrics.ACQUIRES.labels("cold" if warm is None else "warm").observe(spent_s)
+        about = {
+            "sandbox": sandbox.id,
+            "run": str(key.run_id),
+            "ms": round(spent_s * 1000),
+            "warm": warm is not None,
+        }
         logger.info("sandbox created", extra=about)
         return sandbox
 
@@ -342,6 +364,7 @@ class Registry:
             del self._sandboxes[key]
             told = self._seen[key].attempt if sandbox.loss_told else 0
             self._lost[key] = _Loss(reason, told)
+            metrics.LOST.inc()
             logger.warning("sandbox lost", extra={"sandbox": sandbox.id, "run": str(key.run_id)})
             await self._destroy(sandbox)
         elif self.warm.lost(sandbox):
@@ -413,6 +436,18 @@ class Registry:
         if left:
             logger.info("adopted sandboxes", extra={"count": len(self._sandboxes), "lost": len(self._lost)})
         await self._sweep()
+
+    async def drain(self, grace_s: float) -> None:
+        """Take nothing new, and wait until nothing is under way in any sandbox, or ``grace_s`` are over."""
+        self.draining = True
+        self.room_made.set()  # so that PostgreSQL hears of it soon
+        await asyncio.gather(self.warm.close(), self._idle(grace_s))
+
+    async def _idle(self, at_most_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(at_most_s):
+                while self._creating or any(sandbox.busy for sandbox in self._sandboxes.values()):  # noqa: ASYNC110 - they tell nobody
+                    await asyncio.sleep(_DRAIN_LOOK_S)
 
     async def leave(self) -> None:
         """Go without the sandboxes of runs: the next life of this host adopts them if it comes soon."""

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Corout
 from pathlib import Path
 from typing import Any
 
-from sandfleet.fleet.host import results
+from sandfleet.fleet.host import metrics, results
 from sandfleet.fleet.host.agent_files import AgentFiles
 from sandfleet.fleet.host.agent_link import AgentLink, Operation
 from sandfleet.fleet.host.backend import AGENT_NAME, Backend, Launch
@@ -187,6 +187,11 @@ class Sandbox:
         await self._proxy.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    @property
+    def busy(self) -> bool:
+        """Whether anything is under way in it, but for background processes."""
+        return bool(self._under_way)
+
     def supersede(self, attempt: int) -> None:
         """Kill what still runs for attempts before this one, also what lost its caller with an earlier life of the host."""
         self._link.forget({"before": attempt})
@@ -244,6 +249,8 @@ class Sandbox:
             yield "stdout" if item[0] == wire.STDOUT else "stderr", item[1]
         result = dict(command.result or {})
         result["dropped_bytes"] += command.discarded_bytes
+        if rung := result["kill_rung"]:
+            metrics.KILLS.labels(str(rung)).inc()
         if command not in self._stale:
             yield "exit", result
 
@@ -366,6 +373,7 @@ class Sandbox:
             if exhausted := await self._backend.exhausted(self.handle):
                 self._link.explain(f"it ran out of {exhausted}, and {why}")
             await self._backend.kill(self.handle)
+            metrics.KILLS.labels("3").inc()
             self._link.close("it was killed")
 
 

@@ -3,11 +3,14 @@
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from sandfleet.fleet.host import firewall
 from sandfleet.fleet.host.engine import Engine
+from sandfleet.fleet.host.firewall import FirewallError
 from sandfleet.fleet.sandbox.client import SandboxClient
 from sandfleet.fleet.sandbox.run_sandbox import RunSandbox
 from sandfleet.localstack import docker_api
@@ -33,6 +36,12 @@ async def bucket_env(servers: TestServers) -> dict[str, str]:
         "AWS_ENDPOINT_URL": at.aws_endpoint_url,
         "SANDFLEET_SNAPSHOT_BUCKET": await create_bucket(at.aws_endpoint_url, at.aws_region, {}, name),
     }
+
+
+async def uninstalled() -> None:
+    """Remove the rules of the firewall unless other sessions on this machine use them."""
+    with suppress(FirewallError):
+        await firewall.uninstall()
 
 
 async def check_empty(host: Host) -> None:

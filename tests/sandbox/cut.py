@@ -7,10 +7,11 @@ from urllib.parse import urlsplit, urlunsplit
 
 
 class Proxy:
-    """Forwards to the server of ``database_url``; ``url`` leads through it."""
+    """Forwards to the server of ``database_url``; ``url`` leads through it, by the address ``at`` of this machine."""
 
-    def __init__(self, database_url: str) -> None:
+    def __init__(self, database_url: str, at: str = "127.0.0.1") -> None:
         self._parts = urlsplit(database_url)
+        self._at = at
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._port = 0
@@ -18,7 +19,7 @@ class Proxy:
     @property
     def url(self) -> str:
         account = self._parts.netloc.rpartition("@")[0]
-        return urlunsplit(self._parts._replace(netloc=f"{account}@127.0.0.1:{self._port}"))
+        return urlunsplit(self._parts._replace(netloc=f"{account}@{self._at}:{self._port}"))
 
     async def __aenter__(self) -> Self:
         await self.mend()
@@ -29,7 +30,7 @@ class Proxy:
 
     async def mend(self) -> None:
         """Accept connections (again)."""
-        self._server = await asyncio.start_server(self._forward, "127.0.0.1", self._port)
+        self._server = await asyncio.start_server(self._forward, self._at, self._port)
         self._port = self._server.sockets[0].getsockname()[1]
 
     async def cut(self) -> None:

@@ -46,6 +46,8 @@ class Host:
     pids_before: set[int] = field(default_factory=set)
     names: dict[str, str] = field(default_factory=dict)
     """Names that this process, and no other of the machine, knows the addresses of."""
+    namespace: str | None = None
+    """The network namespace that it runs in, as ``ip netns`` names it; None: that of the tests."""
 
     @property
     def socket(self) -> Path:
@@ -68,6 +70,7 @@ class Host:
             "DOCKER_HOST": self.docker_host,
             "DATABASE_URL": self.database_url,
             "SANDFLEET_REAP_EVERY_S": "3600",  # rules of the firewall belong to all sessions on the machine
+            "SANDFLEET_HOST_DRAIN_GRACE_S": "0",  # tests stop hosts in the middle of commands
             **self.env,
         }
         with self.log.open("ab") as log:
@@ -84,6 +87,8 @@ class Host:
 
     def _with_names(self) -> list[str]:
         """What starts a program that sees another /etc/hosts."""
+        if self.namespace is not None:
+            return ["ip", "netns", "exec", self.namespace]
         if not self.names:
             return []
         file = self.folder / "hosts"

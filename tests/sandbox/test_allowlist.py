@@ -216,3 +216,28 @@ def test_the_names_of_these_tests_are_the_hosts_alone():
     for name in NAMES:
         with pytest.raises(OSError, match=r"."):
             socket.gethostbyname(name)
+
+
+async def test_the_list_holds_when_the_host_is_killed(servers, engine, far, tmp_path):
+    """Red when a sandbox that is adopted has lost its proxy, or has another list."""
+    file = tmp_path / "sandfleet.toml"
+    file.write_text(FILE)
+    database_url = await servers.create_database()
+    host = Host(
+        tmp_path / "host", database_url, "docker", engine, {"SANDFLEET_TEMPLATES": str(file)}, names=NAMES
+    )
+    await host.start()
+    client = SandboxClient(host.socket)
+    sandbox = await host.sandbox(client)
+    sandbox.choose_template("listed")
+    await sandbox.write_file("work", b"half")
+    await host.kill()
+    await host.start()
+    assert await sandbox.read_file("work") == b"half", "it is adopted"
+    assert (await python(sandbox, _FETCH, "http://allowed.example/", "x")).startswith("POST /")
+    assert "may reach" in await python(sandbox, _FETCH, "http://evil.example/")
+    await sandbox.close()
+    await client.aclose()
+    assert await host.stop() == 0
+    await check_empty(host)
+    await servers.drop_database(database_url)

@@ -12,7 +12,7 @@ import pytest
 from sandfleet.fleet.host import firewall
 from sandfleet.fleet.host.engine import Engine
 from sandfleet.fleet.sandbox.client import SandboxClient
-from tests.sandbox.conftest import check_empty, containers
+from tests.sandbox.conftest import check_empty, containers, uninstalled
 from tests.sandbox.host_process import Host
 from tests.sandbox.internet import ADDRESS, HOST_ADDRESS, METADATA, internet
 from tests.waiting import eventually
@@ -74,7 +74,7 @@ async def egress_host(servers, engine, far, tmp_path_factory):
     assert await host.stop() == 0
     await check_empty(host)
     await servers.drop_database(database_url)
-    await firewall.uninstall()
+    await uninstalled()
 
 
 @pytest.fixture
@@ -327,3 +327,15 @@ async def networks(engine, host):
         return [
             network["Name"] for network in await docker.call("GET", "/networks", params={"filters": labels})
         ]
+
+
+async def test_its_network_stays_when_its_host_is_killed(egress_host, opened, far, engine):
+    """Red when the next host sweeps the network of a sandbox that it adopts, or forgets to remove it in the end."""
+    await opened.write_file("work", b"half")
+    before = await networks(engine, egress_host)
+    await egress_host.kill()
+    await egress_host.start()
+    assert await opened.read_file("work") == b"half", "it is adopted"
+    assert await ask(opened, _TCP, [[ADDRESS, far.port], [METADATA, 80]], 10) == [[ADDRESS, far.port]]
+    assert await networks(engine, egress_host) == before
+    assert len(before) == 1

@@ -17,6 +17,7 @@ from sandfleet.fleet.host.firewall import Firewall, FirewallError
 from sandfleet.fleet.host.networks import NetworkRefused, Networks
 from sandfleet.fleet.sandbox.client import SandboxClient
 from sandfleet.fleet.sandbox.errors import HostUnavailable, NoRoom, TemplateUnavailable
+from tests.sandbox.conftest import uninstalled
 from tests.waiting import eventually
 
 # A pool of these tests' own, which no host uses; and one that holds a single network.
@@ -37,15 +38,8 @@ async def networks_of(engine, pool):
             yield made, instance
         finally:
             await made.sweep(set)
+            made.close()
             await uninstalled()
-
-
-async def uninstalled():
-    """Remove the rules unless other sessions on this machine use them."""
-    try:
-        await firewall.uninstall()
-    except FirewallError:
-        assert firewall.bridges()
 
 
 async def names(engine, instance):

@@ -12,7 +12,7 @@ import pytest
 from sandfleet.fleet.host import firewall
 from sandfleet.fleet.host.engine import Engine
 from sandfleet.fleet.sandbox.client import SandboxClient
-from tests.sandbox.conftest import containers
+from tests.sandbox.conftest import containers, uninstalled
 from tests.sandbox.cut import Proxy
 from tests.waiting import eventually
 
@@ -129,14 +129,6 @@ async def test_it_goes_on_after_it_was_killed_at_any_point(own_host, file, tmp_p
     await gone(dead)
     assert await reaper.stop() == 0
     await uninstalled()
-
-
-async def uninstalled():
-    """Remove the rules unless other sessions on this machine use them."""
-    try:
-        await firewall.uninstall()
-    except firewall.FirewallError:
-        return
 
 
 @asynccontextmanager

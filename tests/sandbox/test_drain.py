@@ -1,0 +1,84 @@
+"""A host that is told to stop lets commands end, keeps workspaces, takes nothing new, and ends with 0."""
+
+import asyncio
+import signal
+
+import psycopg
+import pytest
+
+from sandfleet.fleet.sandbox.client import SandboxClient
+from sandfleet.fleet.sandbox.errors import NoRoom, SandboxLost
+from tests.sandbox.conftest import bucket_env, check_empty
+from tests.waiting import eventually
+
+
+async def row(host):
+    async with await psycopg.AsyncConnection.connect(host.database_url) as connection:
+        cursor = await connection.execute("select draining from hosts where instance = %s", (host.instance,))
+        return await cursor.fetchone()
+
+
+async def started(host, sandbox, command):
+    """A command that has begun."""
+    said = []
+    task = asyncio.create_task(
+        sandbox.exec(command, timeout_s=600, on_output=lambda _, data: said.append(data))
+    )
+    await eventually(lambda: said or task.done(), what="the command has begun")
+    assert not task.done()
+    return task
+
+
+async def test_a_drain_waits_for_commands_and_takes_nothing_new(own_host, servers):
+    """Red when a stop kills what runs, hides from placement that the host goes, or loses the files."""
+    host = own_host(SANDFLEET_HOST_DRAIN_GRACE_S="600", **await bucket_env(servers))
+    await host.start()
+    client = SandboxClient(host.socket)
+    sandbox = await host.sandbox(client)
+    running = await started(
+        host, sandbox, "echo on; until [ -e go ]; do sleep 0.1; done; echo done > work; exit 7"
+    )
+    host.process.send_signal(signal.SIGTERM)
+
+    async def told():
+        return await row(host) == (True,)
+
+    await eventually(told, what="PostgreSQL hears of the drain")
+    with pytest.raises(NoRoom):
+        await client.acquire(await host.signer((await host.sandbox(client)).fence)())
+    assert not running.done(), "it runs on"
+    await sandbox.write_file("go", b"")
+    assert (await running).exit_code == 7
+    assert await host.stop() == 0
+    assert await row(host) is None
+    await check_empty(host)
+    await host.start()
+    with pytest.raises(SandboxLost, match="its files are again as in the snapshot"):
+        await sandbox.exec("true")
+    assert await sandbox.read_file("work") == b"done\n"
+    await sandbox.close()
+    await client.aclose()
+
+
+@pytest.mark.parametrize("how", ["grace", "second signal"])
+async def test_a_command_that_does_not_end_holds_the_stop_no_longer_than_it_may(own_host, how):
+    """Red when one command keeps a machine from going, or an operator in a hurry cannot say so."""
+    host = own_host(SANDFLEET_HOST_DRAIN_GRACE_S="1" if how == "grace" else "600")
+    await host.start()
+    client = SandboxClient(host.socket)
+    sandbox = await host.sandbox(client)
+    running = await started(host, sandbox, "echo on; sleep 601")
+    host.process.send_signal(signal.SIGTERM)
+
+    def drains():
+        return any(line["message"] == "sandbox host drains" for line in host.logged())
+
+    await eventually(drains, what="the first signal has come")
+    if how == "second signal":
+        host.process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(120):
+        assert await host.process.wait() == 0
+    await check_empty(host)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await client.aclose()
