@@ -40,9 +40,10 @@ check: install-dev ## Formatting, lint, types, import boundaries, unit tests
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest tests/unit -q
 
-bench: install-dev ## Start a stack and measure it beside the baseline; then how fast it recovers
+bench: install-dev ## Start a stack and measure it beside the baseline; then how fast it recovers, and what sandboxes cost
 	@$(BIN)/sandfleet bench
 	@$(BIN)/sandfleet recovery
+	@$(BIN)/sandfleet sandbox-bench
 
 simulate: install-dev ## Compare policies of scaling on a simulated fleet; writes docs/scaling.svg
 	@$(BIN)/sandfleet simulate --plot docs/scaling.svg

@@ -167,6 +167,21 @@ def simulate(
 
 
 @app.command()
+def sandbox_bench(
+    root: Root = ROOT,
+    parts: Annotated[
+        str, typer.Option(help="Of exec, acquire, idle and runs, with commas.")
+    ] = "exec,acquire,idle,runs",
+    most: Annotated[int, typer.Option(help="Sandboxes at once at most.")] = 300,
+) -> None:
+    """Measure commands, acquires, idle sandboxes and many runs beside a plain use of the Docker Engine."""
+    from sandfleet.localstack import terminal
+    from sandfleet.localstack.commands import sandbox_bench as command
+
+    terminal.run(command.sandbox_bench(root, EXAMPLES, parts.split(","), most))
+
+
+@app.command()
 def doctor(root: Root = ROOT) -> None:
     """Check each dependency and say what to do."""
     from sandfleet.localstack import terminal

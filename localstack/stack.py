@@ -85,6 +85,11 @@ class Stack:
         return self._info
 
     @property
+    def host_secret(self) -> str:
+        """The key that signs tokens for its sandbox host."""
+        return self._secret
+
+    @property
     def dev_json(self) -> Path:
         """Where the info is written."""
         return self.root / "dev.json"

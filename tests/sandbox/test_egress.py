@@ -329,13 +329,26 @@ async def networks(engine, host):
         ]
 
 
-async def test_its_network_stays_when_its_host_is_killed(egress_host, opened, far, engine):
+async def test_its_network_stays_when_its_host_is_killed(servers, engine, far, tmp_path):
     """Red when the next host sweeps the network of a sandbox that it adopts, or forgets to remove it in the end."""
-    await opened.write_file("work", b"half")
-    before = await networks(engine, egress_host)
-    await egress_host.kill()
-    await egress_host.start()
-    assert await opened.read_file("work") == b"half", "it is adopted"
-    assert await ask(opened, _TCP, [[ADDRESS, far.port], [METADATA, 80]], 10) == [[ADDRESS, far.port]]
-    assert await networks(engine, egress_host) == before
+    file = tmp_path / "sandfleet.toml"
+    file.write_text(FILE)
+    database_url = await servers.create_database()
+    host = Host(tmp_path / "host", database_url, "docker", engine, {"SANDFLEET_TEMPLATES": str(file)})
+    await host.start()
+    client = SandboxClient(host.socket)
+    sandbox = await host.sandbox(client)
+    sandbox.choose_template("open")
+    await sandbox.write_file("work", b"half")
+    before = await networks(engine, host)
+    await host.kill()
+    await host.start()
+    assert await sandbox.read_file("work") == b"half", "it is adopted"
+    assert await ask(sandbox, _TCP, [[ADDRESS, far.port], [METADATA, 80]], 10) == [[ADDRESS, far.port]]
+    assert await networks(engine, host) == before
     assert len(before) == 1
+    await sandbox.close()
+    await client.aclose()
+    assert await host.stop() == 0
+    await check_empty(host)
+    await servers.drop_database(database_url)

@@ -67,7 +67,6 @@ async def machines(servers, engine, tmp_path_factory):
         for machine in made:
             await machine.by_tcp.aclose()
             await machine.by_socket.aclose()
-            await machine.way.mend()
             assert await machine.host.stop() == 0
             await check_empty(machine.host)
             await machine.way.cut()

@@ -1,0 +1,49 @@
+"""``sandfleet sandbox-bench``: what sandboxes cost, beside what a plain use of the Docker Engine costs, on stacks of its own."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from sandfleet.localstack.measure import acquire_cost, exec_cost, idle_cost, many_runs
+from sandfleet.localstack.measure.bed import bed
+from sandfleet.localstack.process import LocalStackError
+from sandfleet.localstack.stack import Stack
+from sandfleet.localstack.terminal import Steps, out
+
+PARTS = ("exec", "acquire", "idle", "runs")
+_COLD = "[templates.cold]\n"
+# Limits are what a sandbox may take; here they must not bound how many there are.
+_ROOM = {"SANDFLEET_HOST_MEMORY_BYTES": str(2**40), "SANDFLEET_HOST_PIDS": str(2**22)}
+
+
+async def sandbox_bench(root: Path, project: Path, parts: Sequence[str], most: int) -> int:
+    """Print the tables of these parts, with at most ``most`` sandboxes at once; 1 if a run failed."""
+    if unknown := set(parts) - set(PARTS):
+        raise LocalStackError(f"There is no part {', '.join(sorted(unknown))}: use {', '.join(PARTS)}.")
+    say = Steps()
+
+    def up_to(*numbers: int) -> list[int]:
+        return [number for number in numbers if number <= most]
+
+    failed = 0
+    if "exec" in parts:
+        async with bed(root, project, say, _COLD, **_ROOM) as made:
+            await exec_cost.measure(made, up_to(1, 8, 32, 100))
+    if "acquire" in parts:
+        async with bed(root, project, say, acquire_cost.TEMPLATES, **_ROOM) as made:
+            await acquire_cost.measure(made, up_to(1, 10, 100))
+    if "idle" in parts:
+        async with bed(root, project, say, _COLD, **_ROOM) as made:
+            await idle_cost.measure(made, up_to(100, 300))
+    if "runs" in parts:
+        stack = Stack(root, project, executors=2, sandbox="docker", env={**os.environ, **_ROOM}, say=say)
+        try:
+            await stack.start()
+            failed = await many_runs.measure(stack, up_to(100, 300))
+        finally:
+            await stack.stop()
+    load = os.getloadavg()[0]
+    out.print(
+        f"{os.cpu_count()} CPUs, load {load:.1f} at the end: on a machine that others use, compare ratios only."
+    )
+    return 1 if failed else 0

@@ -1,0 +1,69 @@
+"""Time to a sandbox and the end of its first command: warm, cold and with a network, beside ``docker run`` and ``docker exec``."""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+from sandfleet.localstack.measure.bed import IMAGE, Bed, percentile, timed
+from sandfleet.localstack.measure.exec_cost import docker_exec
+from sandfleet.localstack.measure.tables import show
+
+WARM = 100
+TEMPLATES = f"""
+[templates.warm]
+warm = {WARM}
+[templates.cold]
+[templates.open]
+network = "egress"
+"""
+_OURS = {"warm": "warm", "cold": "cold", "cold, network": "open"}
+_PLAIN = "docker run + exec"
+_MOST_ROUNDS = 10
+
+
+async def measure(bed: Bed, numbers: list[int]) -> None:
+    """Print a table of bursts of so many at once; the kinds take turns."""
+    rows = []
+    for number in numbers:
+        spent: dict[str, list[float]] = {name: [] for name in (*_OURS, _PLAIN)}
+        for _ in range(max(1, min(_MOST_ROUNDS, WARM // (3 * number)))):
+            for name, template in _OURS.items():
+                await bed.warm(WARM)
+                spent[name] += await _ours(bed, template, number)
+            await bed.warm(WARM)
+            spent[_PLAIN] += await _plain(bed, number)
+        base = percentile(spent[_PLAIN], 50)
+        for name, each in spent.items():
+            p50, p95, most = (percentile(each, percent) for percent in (50, 95, 100))
+            figures = (f"{seconds * 1000:.0f}" for seconds in (p50, p95, most))
+            rows.append((number, name, len(each), *figures, f"{base / p50:.1f} ×"))
+    headings = ("at once", "kind", "times", "p50 ms", "p95 ms", "most ms", "quicker than docker run")
+    show("A sandbox and its first command", headings, rows)
+
+
+async def _ours(bed: Bed, template: str, number: int) -> list[float]:
+    sandboxes = [await bed.sandbox(template) for _ in range(number)]
+    spent = await _burst([partial(each.exec, ["true"], timeout_s=300) for each in sandboxes])
+    await bed.close_all(sandboxes)
+    return spent
+
+
+async def _plain(bed: Bed, number: int) -> list[float]:
+    """Containers without limits, hardening or network of the same image, as simply as the engine makes them."""
+    names = [f"sandfleet-measure-{secrets.token_hex(6)}" for _ in range(number)]
+    labels = {"sandfleet.instance": bed.stack.info.instance}  # the stack's end removes what is left
+    body = {"Image": IMAGE, "Cmd": ["sleep", "600"], "Labels": labels, "HostConfig": {"NetworkMode": "none"}}
+
+    async def first(name: str) -> None:
+        await bed.engine.call("POST", "/containers/create", params={"name": name}, body=body)
+        await bed.engine.call("POST", f"/containers/{name}/start")
+        await docker_exec(bed, name)
+
+    spent = await _burst([partial(first, name) for name in names])
+    await asyncio.gather(*(bed.engine.remove_container(name) for name in names))
+    return spent
+
+
+async def _burst(calls: Sequence[Callable[[], Awaitable[object]]]) -> list[float]:
+    return list(await asyncio.gather(*(timed(call) for call in calls)))
