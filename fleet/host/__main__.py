@@ -14,6 +14,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from sandfleet.fleet.host import metrics
 from sandfleet.fleet.host.agent_files import AgentFiles
 from sandfleet.fleet.host.app import HostApi
 from sandfleet.fleet.host.backend import Backend
@@ -29,7 +30,7 @@ from sandfleet.fleet.host.registry import Registry
 from sandfleet.fleet.host.snapshots import Snapshots
 from sandfleet.fleet.host.state import StateFolder
 from sandfleet.fleet.host.warm import Refill
-from sandfleet.shared import logs
+from sandfleet.shared import logs, metrics_server
 from sandfleet.shared.db import logins
 from sandfleet.shared.errors import SandfleetError
 from sandfleet.shared.settings import Settings, settings
@@ -135,6 +136,7 @@ async def _serve(
         machine(),
         own.folder,
     )
+    metrics.DATABASE_AGE.set_function(lambda: clock.age_s() or 0.0)
     heartbeat = Heartbeat(config.database_url, registry, clock, about=host)
     about = {"host_id": host.host_id, "instance": instance, "backend": backend.name, "remote": remote}
     reaper = Reaper(
@@ -207,6 +209,7 @@ def main() -> None:
     config = settings()
     logs.configure("host", config.log_level)
     logins.keep_fresh(config)
+    metrics_server.serve(config.metrics_listen)
     try:
         asyncio.run(serve(config, os.environ.get("SANDFLEET_INSTANCE", "default")))
     except SandfleetError as error:

@@ -5,10 +5,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import Field, ValidationError
 
-from sandfleet.fleet.host import metrics
 from sandfleet.fleet.host.asked import FENCE, Body
 from sandfleet.fleet.host.clock import DatabaseClock
 from sandfleet.fleet.host.command_routes import CommandRoutes, invalid
@@ -26,8 +24,6 @@ logger = logging.getLogger(__name__)
 
 _MAX_BODY_BYTES = 16 * 1024 * 1024  # of a JSON request; file content is streamed and bounded by the sandbox
 _CUT_OFF_S = 15.0  # without PostgreSQL for this long, no new sandbox is made
-
-_OPEN = ("/health", "/metrics")  # without a token: they name nobody
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -65,7 +61,6 @@ class HostApi:
         application.add_routes(
             [
                 web.get("/health", self._health),
-                web.get("/metrics", self._metrics),
                 web.put("/sandbox", self._acquire),
                 web.delete("/sandbox", self._remove),
                 web.post("/sandbox/snapshot", self._snapshot),
@@ -87,7 +82,7 @@ class HostApi:
 
     @web.middleware
     async def _tokens(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.match_info.route.resource is not None and request.path not in _OPEN:
+        if request.match_info.route.resource is not None and request.path != "/health":
             now = self._clock.now()
             if now is None:
                 raise HostUnavailable(
@@ -111,12 +106,6 @@ class HostApi:
                 "database_age_s": self._clock.age_s(),
             }
         )
-
-    async def _metrics(self, _: web.Request) -> web.Response:
-        self._registry.measure()
-        age_s = self._clock.age_s()
-        metrics.DATABASE_AGE.set(float("inf") if age_s is None else age_s)
-        return web.Response(body=metrics.page(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _acquire(self, request: web.Request) -> web.Response:
         cut_off = (self._clock.age_s() or 0) > _CUT_OFF_S

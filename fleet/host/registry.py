@@ -135,7 +135,7 @@ class Registry:
         """Ids of all sandboxes that this host has, or is removing."""
         return self._owned
 
-    def measure(self) -> None:
+    def _measure(self) -> None:
         """Set the gauges to what there is now."""
         counts = {
             "running": len(self._sandboxes),
@@ -403,6 +403,7 @@ class Registry:
         """For ever: end sandboxes beyond their lifetime, retry removals that failed, remove what nobody owns."""
         for number in itertools.count(1):
             await asyncio.sleep(_TEND_EVERY_S)
+            self._measure()
             now = time.monotonic()
             over = {
                 key: s.template.lifetime_s

@@ -4,16 +4,15 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from sandfleet.fleet.sandbox.client import SandboxClient
+from sandfleet.localstack.process import free_port
 from tests.sandbox.test_reaper import warm
+from tests.waiting import eventually
 
 
 async def samples(host):
     """All samples by name and labels."""
-    connector = aiohttp.UnixConnector(str(host.socket))
-    async with (
-        aiohttp.ClientSession("http://host", connector=connector) as session,
-        session.get("/metrics") as response,
-    ):
+    url = f"http://{host.env['SANDFLEET_METRICS_LISTEN']}/metrics"
+    async with aiohttp.ClientSession() as session, session.get(url) as response:
         assert response.status == 200
         text = await response.text()
     return {
@@ -25,15 +24,19 @@ async def samples(host):
 
 async def test_metrics_count_what_happens(own_host):
     """Red when a number stands still: sandboxes by state, acquires, kills by rung, engine calls."""
-    host = own_host(SANDFLEET_WARM_SANDBOXES="1")
+    host = own_host(SANDFLEET_WARM_SANDBOXES="1", SANDFLEET_METRICS_LISTEN=f"127.0.0.1:{free_port()}")
     await host.start()
     await warm(host, 1)
     client = SandboxClient(host.socket)
     first, second = [await host.sandbox(client) for _ in range(2)]
     await first.exec("true")
     assert (await second.exec("sleep 600", timeout_s=0.1)).timed_out
-    found = await samples(host)
-    assert found["sandfleet_sandboxes", "running"] == 2
+
+    async def counted():
+        found = await samples(host)
+        return found if found["sandfleet_sandboxes", "running"] == 2 else None
+
+    found = await eventually(counted, what="both are counted")
     assert found["sandfleet_acquire_seconds_count", "warm"] >= 1
     assert found["sandfleet_kills_total", "1"] == 1
     assert found["sandfleet_engine_call_seconds_count", "POST containers/create"] >= 2

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, AIMessageChunk, ToolMessage
 from langgraph.types import Interrupt
@@ -109,6 +109,7 @@ plain = st.recursive(
 )
 
 
+@settings(deadline=None)  # a loaded machine is slow
 @given(anything)
 def test_whatever_a_graph_emits_becomes_json(value: object) -> None:
     """Breaks without the second, mending pass: most examples have something that orjson refuses."""
