@@ -4,11 +4,11 @@ from pathlib import Path
 
 from alembic import op
 
-revision = "0005"
-down_revision = "0004"
+revision = "0006"
+down_revision = "0005"
 
 _HERE = Path(__file__).parent
 
 
 def upgrade() -> None:
-    op.get_bind().exec_driver_sql((_HERE / "0005_abandoned.sql").read_text().replace("%", "%%"))
+    op.get_bind().exec_driver_sql((_HERE / "0006_abandoned.sql").read_text().replace("%", "%%"))
