@@ -131,7 +131,7 @@ class Execution:
         self._ledger = ToolLedger(run, lease, self._saver.serde, services.ledger_links)
         self._head_id = run.head_checkpoint_id
         self._known_blobs: set[bytes] = set()
-        self._snapshot: asyncio.Future[None] | None = None
+        self._in_passing = False  # states of subgraphs were submitted
         self._head_next: Sequence[str] | None = None
 
     @property
@@ -263,6 +263,8 @@ class Execution:
         kept = durability(run) != "exit"
         modes = graph_modes(self._requested)
         nested: bool = run.kwargs.get("stream_subgraphs") or False
+        if kept:
+            self._saver.pair_with_states(str(run.thread_id))
         events = graph.astream(
             build_input(run),
             config,
@@ -275,7 +277,7 @@ class Execution:
         )
         async for namespace, mode, payload in cast(Any, events):
             if mode == "checkpoints" and kept:
-                self._keep_snapshot(namespace, payload)
+                await self._keep_snapshot(namespace, payload)
             if mode not in modes or (namespace and not nested):
                 continue
             suffix = "".join(f"|{part}" for part in namespace)
@@ -290,10 +292,9 @@ class Execution:
                 ):  # PostgreSQL is away or slow: the graph takes no further step until it has caught up
                     await stream.drain()
 
-    def _keep_snapshot(self, namespace: tuple[str, ...], payload: dict[str, Any]) -> None:
-        if not namespace:
-            self._head_id = payload["config"]["configurable"]["checkpoint_id"]
-            self._head_next = payload["next"]
+    async def _keep_snapshot(self, namespace: tuple[str, ...], payload: dict[str, Any]) -> None:
+        """Keep the state that LangGraph tells of. The thread's own is committed with its checkpoint: no reader ever sees an
+        older one, whoever ends the run. The graph's next tasks begin when this returns."""
         rows = payload_rows(
             str(self.run.thread_id),
             self.run.fence.key.run_id,
@@ -301,8 +302,14 @@ class Execution:
             self._known_blobs,
             self._saver.take_writes(*_parent(payload)),
         )
-        self._snapshot = self._services.writer.submit(self.run.fence, rows)
-        self._snapshot.add_done_callback(_retrieve)
+        if namespace:
+            self._in_passing = True
+            self._services.writer.submit(self.run.fence, rows)
+            return
+        checkpoint_id = payload["config"]["configurable"]["checkpoint_id"]
+        await self._saver.write_state(checkpoint_id, rows)
+        self._head_id = checkpoint_id
+        self._head_next = payload["next"]
 
     async def _succeeded(self, graph: Pregel[Any, Any, Any, Any]) -> Ending:
         """The graph has returned. If something is left to do, it was interrupted."""
@@ -331,8 +338,6 @@ class Execution:
         self._head_id = state.config.get("configurable", {}).get("checkpoint_id")
         if self._head_id is not None:
             rows = state_rows(str(self.run.thread_id), self.run.fence.key.run_id, state, self._known_blobs)
-            if self._snapshot is not None:  # in one flush with it, this would take its place, and knows less
-                await asyncio.wait([self._snapshot])
             await self._services.writer.write(self.run.fence, rows)
         return state
 
@@ -450,11 +455,13 @@ class Execution:
         return ready
 
     async def _settle(self, stream: RunStream) -> None:
-        """Wait for what was written in passing. Once the run is given away its fence holds no longer, and the last events
-        and the last state would be lost."""
+        """Wait for what was written in passing, and when the run was broken off. Once it is given away its fence holds no
+        longer, and the last events, states and steps would be lost."""
         await stream.drain()
-        if self._snapshot is not None:
-            await asyncio.wait([self._snapshot])
+        with suppress(SandfleetError):  # then another attempt goes on from the checkpoint before
+            await self._saver.write_held()
+        if self._in_passing or self._stop is not None:
+            await self._services.writer.drain()
 
     async def _sandbox_token(self) -> str:
         """A token that holds no longer than the lease, on the database's clock; waits while the lease is in doubt."""
@@ -500,9 +507,3 @@ def _parent(payload: dict[str, Any]) -> tuple[str, str]:
     """Namespace and id of the checkpoint that comes before the payload's; an empty id when there is none."""
     parent: dict[str, Any] = (payload["parent_config"] or {}).get("configurable", {})
     return parent.get("checkpoint_ns", ""), parent.get("checkpoint_id", "")
-
-
-def _retrieve(written: "asyncio.Future[None]") -> None:
-    """Take note of a refused write, so that it is no unhandled error: the next checkpoint will be refused as well."""
-    if not written.cancelled():
-        written.exception()

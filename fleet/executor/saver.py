@@ -30,7 +30,7 @@ from psycopg_pool import PoolTimeout
 from sandfleet.fleet.executor import checkpoint_maintenance
 from sandfleet.fleet.executor.blocking_saver import BlockingSaver
 from sandfleet.fleet.executor.fenced_rows import ChannelBlobRow, CheckpointRow, PendingWritesRow, Row
-from sandfleet.fleet.executor.fenced_writer import FencedWriter
+from sandfleet.fleet.executor.fenced_writer import FencedWriter, RowRefused
 from sandfleet.fleet.executor.serializer import TolerantSerializer
 from sandfleet.shared.db.pool import Pool
 from sandfleet.shared.errors import SandfleetError, Superseded
@@ -117,6 +117,11 @@ class FencedSaver(BlockingSaver):
         self._remembered: dict[tuple[str, str], _Remembered] = {}
         self._writes: dict[tuple[str, str], dict[str, list[tuple[str, Any]]]] = {}
         """What tasks have written, by namespace and checkpoint, until `take_writes`."""
+        self._pairs: list[str] = []
+        """The thread whose own checkpoints are written together with their states, if any."""
+        self._held: dict[str, list[Row]] = {}
+        """By id, what waits to be written: checkpoints for their states, and states for their checkpoints."""
+        self._states: dict[str, Sequence[Row]] = {}
 
     # --- writing ---------------------------------------------------------------------------------------------------
 
@@ -127,7 +132,8 @@ class FencedSaver(BlockingSaver):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Store a checkpoint; returns when it is committed. Raises Superseded, RowRefused or Unavailable."""
+        """Store a checkpoint; returns when it is committed, unless it waits for its state. Raises Superseded, RowRefused
+        or Unavailable."""
         configurable = config["configurable"]
         thread_id, ns = str(configurable["thread_id"]), configurable.get("checkpoint_ns", "")
         checkpoint_id, parent_id = checkpoint["id"], configurable.get("checkpoint_id")
@@ -156,9 +162,12 @@ class FencedSaver(BlockingSaver):
         )
         if (written := self._written_if_known_empty(thread_id)) is not None:
             written.add(ns)
-        reach("checkpoint.before")
-        await self._writer.write(self._fence or self._owner, rows)
-        reach("checkpoint.committed")
+        if ns == "" and thread_id in self._pairs:
+            self._held[checkpoint_id] = rows
+            if checkpoint_id in self._states:
+                await self.write_held()
+        else:
+            await self._write_checkpoint(rows)
         self._remember(
             thread_id,
             ns,
@@ -217,6 +226,40 @@ class FencedSaver(BlockingSaver):
                 for slot, pairs in slots.items()
             ],
         )
+
+    async def _write_checkpoint(self, rows: Sequence[Row]) -> None:
+        reach("checkpoint.before")
+        await self._writer.write(self._fence or self._owner, rows)
+        reach("checkpoint.committed")
+
+    def pair_with_states(self, thread_id: str) -> None:
+        """From now on write each checkpoint of the thread itself, not of its subgraphs, together with its state, which the
+        caller gives to `write_state`. LangGraph begins no task behind a checkpoint before it has handed the state out."""
+        self._pairs.append(thread_id)
+
+    async def write_state(self, checkpoint_id: str, state: Sequence[Row]) -> None:
+        """Write a state in one transaction with its checkpoint, at once if that is here; else when that comes, or anything
+        is read or written next: it was there before. Raises as ``aput``."""
+        self._states[checkpoint_id] = state
+        if checkpoint_id in self._held:
+            await self.write_held()
+
+    async def write_held(self) -> None:
+        """Write all that waits. Raises as ``aput``."""
+        checkpoints = [row for rows in self._held.values() for row in rows]
+        states = [row for rows in self._states.values() for row in rows]
+        self._held.clear()
+        self._states.clear()
+        try:
+            if checkpoints:
+                await self._write_checkpoint([*checkpoints, *states])
+            elif states:
+                await self._writer.write(self._fence or self._owner, states)
+        except RowRefused:
+            if not (checkpoints and states):
+                raise
+            # Readers can do without the state, the run not without its checkpoint.
+            await self._write_checkpoint(checkpoints)
 
     def take_writes(self, ns: str, checkpoint_id: str) -> dict[str, list[tuple[str, Any]]]:
         """What the tasks of a checkpoint have written through this saver, (channel, value) by task; once."""
@@ -290,6 +333,7 @@ class FencedSaver(BlockingSaver):
     async def _rows(self, query: bytes, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
         """Ask until PostgreSQL answers: its absence is a pause of the run, as it is for writes, and no error of the
         graph's. Whoever breaks the run off cancels this."""
+        await self.write_held()
         while True:
             try:
                 async with self._pool.connection() as connection:
@@ -364,6 +408,7 @@ class FencedSaver(BlockingSaver):
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[AsyncConnection[Any]]:
         """A transaction under this saver's fence. Forgets what was known of the threads."""
+        await self.write_held()
         self._known_empty.clear()
         self._remembered.clear()
         async with self._pool.connection() as connection, connection.transaction():

@@ -106,8 +106,7 @@ def _climb(run: Ended, log: list[str]) -> tuple[list[str], int, str | None]:
     rest = log[climbed:]
     if run.status is None:
         problem = f"{run.climb.salt} was undone and left {log[:climbed]}" if climbed else None
-    elif run.status != "interrupted" and climbed < len(rungs) - (run.climb.die_at is not None):
-        # (What kills its executor may be seen one rung short: the state that readers get follows its checkpoint.)
+    elif run.status != "interrupted" and climbed < len(rungs):
         problem = (
             f"{run.climb.salt} is {run.status} after {climbed} of {len(rungs)} rungs; then comes {rest[:2]}"
         )

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from operator import add
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, LiteralString, TypedDict
 
 import pytest
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command
 
 from sandfleet.fleet.executor import execution as execution_module
-from sandfleet.fleet.executor.fenced_rows import SnapshotRow
+from sandfleet.fleet.executor.fenced_rows import CheckpointRow, SnapshotRow
 from sandfleet.fleet.executor.fenced_writer import FencedWriter
 from sandfleet.fleet.executor.finisher import Finisher
 from sandfleet.fleet.executor.publisher import Publisher, RunStream
@@ -44,34 +44,36 @@ async def step(state: State) -> State:
 
 
 class SlowStates(FencedWriter):
-    """Writes no state before ``gate`` is set; everything else at once."""
+    """Writes no state of a subgraph before ``gate`` is set; everything else at once."""
 
     def __init__(self, database_url: str) -> None:
         super().__init__(database_url)
         self.gate = asyncio.Event()
-        self.waiting = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.waiting: set[asyncio.Task[None]] = set()
 
     def submit(self, who: Fence | Owner, rows: Sequence[Any]) -> "asyncio.Future[None]":
-        if not any(isinstance(row, SnapshotRow) for row in rows):
+        if not any(isinstance(row, SnapshotRow) and row.ns for row in rows):
             return super().submit(who, rows)
-        self.waiting += 1
         task = asyncio.ensure_future(self._later(who, rows))
-        self._tasks.add(task)
+        self.waiting.add(task)
         return task
 
     async def _later(self, who: Fence | Owner, rows: Sequence[Any]) -> None:
         await self.gate.wait()
-        try:
-            await super().submit(who, rows)
-        finally:
-            self.waiting -= 1
+        await super().submit(who, rows)
+
+    async def drain(self) -> None:
+        for task in self.waiting:
+            await task
+        self.waiting.clear()
+        await super().drain()
 
 
-async def test_the_end_of_a_run_waits_for_its_states(
+async def test_the_end_of_a_run_waits_for_the_states_of_its_subgraphs(
     executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Red without the wait for the last snapshot: the end takes the fence away, and readers never see the last state.
+    """Red without the wait for what was written in passing: the end takes the fence away, and readers never see the last
+    state.
 
     The states are let through when all events are out, the last thing that the end waits for before them.
     """
@@ -85,17 +87,93 @@ async def test_the_end_of_a_run_waits_for_its_states(
         writer.gate.set()
 
     async def finishing(*arguments: Any) -> Any:
-        unwritten.append(writer.waiting)
+        unwritten.append(len(writer.waiting))
         return await finish(*arguments)
 
     unwritten: list[int] = []
     monkeypatch.setattr(RunStream, "drain", drained)
     monkeypatch.setattr(Finisher, "finish", finishing)
-    execution = await executor.claim(graph_of(step, steps=3), stream_mode=["updates"])
+    execution = await executor.claim(graph_of(graph_of(step)), stream_mode=["updates"])
     await execution.execute()
     await writer.stop()
     assert unwritten == [0]
-    assert await executor.stored(execution.run.fence.key) == ("success", None, 5)
+    assert await executor.stored(execution.run.fence.key) == ("success", None, 3 + 3)
+
+
+async def number(executor: Executor, query: LiteralString) -> int:
+    async with executor.world.pool.connection() as connection:
+        cursor = await connection.execute(query)
+        row = await cursor.fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+async def test_a_checkpoint_is_committed_with_the_state_that_readers_see(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when the one is written before the other: who ends a run whose executor died in between, and has no graph to make
+    the state with, would leave readers with one that is a checkpoint old."""
+    submit = FencedWriter.submit
+    together: list[set[str]] = []
+
+    def noted(writer: FencedWriter, who: Fence | Owner, rows: Sequence[Any]) -> "asyncio.Future[None]":
+        heads = [row for row in rows if isinstance(row, CheckpointRow | SnapshotRow) and not row.ns]
+        if heads:
+            together.append({f"{type(row).__name__} {row.checkpoint_id}" for row in heads})
+        return submit(writer, who, rows)
+
+    monkeypatch.setattr(FencedWriter, "submit", noted)
+    await (await executor.claim(graph_of(step, steps=3))).execute()
+    assert len(together) == 5
+    assert {len(each) for each in together} == {2}
+    assert {len({name.split()[1] for name in each}) for each in together} == {1}
+
+
+async def test_no_step_begins_before_its_checkpoint_is_committed(executor: Executor) -> None:
+    """Red when the graph goes on while its checkpoint is written: after a crash a step would be taken twice that was seen
+    to end. LangGraph hands a checkpoint out before the tasks behind it begin; red, too, when it does not any more."""
+    committed: list[int] = []
+
+    async def node(state: State) -> State:
+        committed.append(
+            await number(
+                executor,
+                "select count(*) from checkpoints where run_id = (select run_id from runs order by seq desc limit 1)",
+            )
+        )
+        return await step(state)
+
+    await (await executor.claim(graph_of(node, steps=3))).execute()
+    assert committed == [2, 3, 4], "the input's, the start's, and one for each step before"
+
+
+@pytest.mark.parametrize("lost", ["the state is not told", "PostgreSQL cannot hold the state"])
+async def test_a_checkpoint_is_kept_without_its_state(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """Red when what is held back for a state goes with it: the step would be taken again."""
+    rows_of = execution_module.payload_rows
+
+    def rows(*args: Any) -> list[Any]:
+        found = rows_of(*args)
+        if args[2]["next"]:
+            return found
+        if lost == "the state is not told":
+            raise RuntimeError("no rows can be made of it")
+        return [row._replace(created_at="\0") if isinstance(row, SnapshotRow) else row for row in found]
+
+    monkeypatch.setattr(execution_module, "payload_rows", rows)
+    execution = await executor.claim(graph_of(step))
+    await execution.execute()
+    assert (
+        await number(
+            executor,
+            "select count(*) from checkpoints where run_id = (select run_id from runs order by seq desc limit 1)",
+        )
+        == 3
+    )
+    status, _, _ = await executor.stored(execution.run.fence.key)
+    assert status == ("error" if lost == "the state is not told" else "success")
 
 
 @pytest.mark.parametrize("bound", [{"kept_events": 20}, {"kept_bytes": 2_000}], ids=["events", "bytes"])
@@ -265,40 +343,6 @@ async def test_runs_that_are_claimed_together_begin_one_after_the_other(
     counting.cancel()
     assert len(begun) == 5
     assert len(set(begun)) == 5
-
-
-async def test_a_successor_shows_the_state_that_its_predecessor_did_not_come_to_show(
-    executor: Executor,
-) -> None:
-    """Red when an attempt does not keep the state that it goes on from: readers would see one that is a checkpoint old for as
-    long as the run's executors die, and those who end it have no graph to make the state with."""
-    shown: list[int] = []
-
-    async def some() -> bool:
-        return (await executor.stored(key))[2] > 0
-
-    async def node(state: State) -> State:
-        if state.get("done"):
-            await eventually(some, what="the state that this attempt goes on from")
-            shown.append((await executor.stored(key))[2])
-            raise SandfleetError("This attempt is lost.")
-        return await step(state)
-
-    graph = graph_of(node, steps=2)
-    first = await executor.claim(graph)
-    key = first.run.fence.key
-    await first.execute()
-
-    async def written() -> bool:
-        return (await executor.stored(key))[2] == 3
-
-    await eventually(written, what="the states of the input, of the start and of one step")
-    async with executor.world.pool.connection() as connection:
-        await connection.execute("delete from state_snapshots where run_id = %s", (key.run_id,))
-    second = await executor.claim_again(first, graph)
-    await second.execute()
-    assert second.run.resumes
-    assert shown[1:] == [1]
 
 
 async def test_a_successor_goes_on_from_the_checkpoint_and_not_from_the_input(executor: Executor) -> None:
