@@ -15,21 +15,18 @@ class Part:
     whole: bool
 
 
-async def get(
-    port: int, path: str, headers: dict[str, bytes], limit: int | None = None, patience_s: float = 60.0
-) -> Part:
+async def get(port: int, path: str, headers: dict[str, bytes], limit: int | None = None) -> Part:
     """GET, and cut the connection after ``limit`` bytes from the server, head and framing included."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         lines = [b"%s: %s\r\n" % (name.encode(), value) for name, value in headers.items()]
         writer.write(b"GET %s HTTP/1.1\r\nhost: localhost\r\n%s\r\n" % (path.encode(), b"".join(lines)))
         got = b""
-        async with asyncio.timeout(patience_s):
-            while limit is None or len(got) < limit:
-                piece = await reader.read(65536 if limit is None else limit - len(got))
-                got += piece
-                if not piece or _parse(got).whole:
-                    break
+        while limit is None or len(got) < limit:
+            piece = await reader.read(65536 if limit is None else limit - len(got))
+            got += piece
+            if not piece or _parse(got).whole:
+                break
         return _parse(got)
     finally:
         writer.transport.abort()

@@ -21,7 +21,7 @@ from sandfleet.shared.ids import RunKey
 from sandfleet.shared.streams.entry import EventId, parse_cursor, stream_key
 from sandfleet.shared.streams.follow import StreamEvent
 from tests.streams.wire import Wire, open_wire
-from tests.streams.world import World, open_world
+from tests.streams.world import World, open_world, unhurried
 
 QUIET_STEPS = st.one_of(
     st.tuples(st.just("emit"), st.integers(0, 2), st.text("tm", min_size=1, max_size=5)),
@@ -158,8 +158,9 @@ async def wired(database: str, redis_url: str):
 @pytest.fixture(scope="module")
 async def patient(database: str, redis_url: str):
     """A world whose clients wait for Redis and not for the journal."""
-    async with open_world(database, redis_url, poll_every_s=0.5, grace_s=10) as world:
-        yield world
+    with unhurried():
+        async with open_world(database, redis_url, poll_every_s=0.5, grace_s=10) as world:
+            yield world
 
 
 @settings(

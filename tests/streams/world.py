@@ -2,13 +2,15 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 from redis.asyncio import Redis
 
+from sandfleet.fleet.executor import publisher as publisher_module
 from sandfleet.fleet.executor.fenced_writer import FencedWriter
 from sandfleet.fleet.executor.publisher import Publisher, RunStream
 from sandfleet.shared.db.pool import Pool, open_pool
@@ -18,6 +20,7 @@ from sandfleet.shared.settings import Settings
 from sandfleet.shared.store.cancellation import TEMPORARY_KEEP_S
 from sandfleet.shared.store.claims import Ending, finish
 from sandfleet.shared.store.ended import EndedRun
+from sandfleet.shared.streams import hub as hub_module
 from sandfleet.shared.streams.announce import announce_ends
 from sandfleet.shared.streams.entry import EventId, stream_key
 from sandfleet.shared.streams.follow import StreamEvent, follow
@@ -170,6 +173,17 @@ class Client:
     async def cut(self) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+
+
+@contextmanager
+def unhurried() -> Iterator[None]:
+    """Redis counts as away only when it refuses: a loaded machine may answer later than clients of a service should wait,
+    and the token deltas that are given up then are no fault."""
+    with (
+        patch.object(hub_module, "_COMMAND_TIMEOUT_S", 600.0),
+        patch.object(publisher_module, "_REDIS_TIMEOUT_S", 600.0),
+    ):
+        yield
 
 
 @asynccontextmanager
