@@ -10,6 +10,7 @@ import typer
 
 from sandfleet.localstack import terminal
 from sandfleet.localstack.stack import Stack
+from sandfleet.shared.fault_points import VARIABLE
 from tests.chaos.schedule import APIS, EXECUTORS
 from tests.chaos.session import SETTINGS, chaos
 from tests.projects.chaos.ladder import EFFECTS
@@ -38,20 +39,22 @@ async def _session(
     effects = root / "effects.txt"
     effects.parent.mkdir(parents=True, exist_ok=True)
     effects.write_text("")
+    points = root / "points"
+    points.mkdir()
     stack = Stack(
         root,
         PROJECT,
         executors=len(EXECUTORS),
         apis=len(APIS),
         sandbox=sandbox,
-        env={**SETTINGS, EFFECTS: str(effects.resolve())},
+        env={**SETTINGS, EFFECTS: str(effects.resolve()), VARIABLE: str(points.resolve())},
         say=say,
         engine_dir=Path(".sandfleet/docker"),
     )
     try:
         await stack.start()
         report = await chaos(
-            stack, seed, runs, effects, faults_s=faults_s, asked_s=asked_s, harm=harm, say=say
+            stack, seed, runs, effects, points, faults_s=faults_s, asked_s=asked_s, harm=harm, say=say
         )
     finally:
         removed = await stack.stop()

@@ -1,12 +1,15 @@
 """Carries a schedule out on a running stack, and starts again whatever dies."""
 
 import asyncio
+import os
 import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
+import psutil
 import redis.asyncio
 from redis.exceptions import RedisError
 
@@ -36,12 +39,14 @@ class Faults:
     """The faults on one stack. ``carried_out`` counts by kind; ``problems`` names processes that ended by themselves, or
     did not end when they were asked to."""
 
-    def __init__(self, stack: Stack, say: Callable[[str], None]) -> None:
+    def __init__(self, stack: Stack, points: Path, say: Callable[[str], None]) -> None:
+        """``points`` is the folder where the stack's processes look for fault points."""
         self.carried_out: Counter[str] = Counter()
         self.deaths: Counter[str] = Counter()
         """How often each process had to be started again."""
         self.problems: list[str] = []
         self._stack = stack
+        self._points = points
         self._say = say
         self._redis = redis.asyncio.Redis.from_url(
             stack.info.redis_url, socket_timeout=2, socket_connect_timeout=2
@@ -91,6 +96,8 @@ class Faults:
         match fault.kind:
             case Kind.STOP | Kind.QUEUE_STOP:
                 return await self._stop(fault.target, fault.duration_s)
+            case Kind.FREEZE:
+                return await self._freeze(fault.target, fault.duration_s)
             case Kind.RINGS_DROPPED:
                 return bool(await self._redis.delete(ring_key(POOL)))
             case Kind.RINGS_DOUBLED:
@@ -125,6 +132,30 @@ class Faults:
         finally:
             process.send(signal.SIGCONT)
             self._stopped.discard(name)
+        return True
+
+    async def _freeze(self, point: str, duration_s: float) -> bool:
+        armed = self._points / point
+        if armed.exists():
+            return False
+        armed.write_text("stop")
+        try:
+            while armed.exists():
+                await asyncio.sleep(0.05)
+        finally:
+            armed.unlink(missing_ok=True)
+        (taken,) = self._points.glob(f"{point}.reached-by-*")
+        pid = int(taken.name.rpartition("-")[2])
+        taken.unlink()
+        # (None for the process that an executor has started for suspects.)
+        names = {name for name, p in self._stack.supervisor.processes.items() if p.pid == pid}
+        self._stopped |= names
+        try:
+            await asyncio.sleep(duration_s)
+        finally:
+            self._stopped -= names
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
         return True
 
     async def _drop_permits(self) -> bool:
@@ -175,5 +206,17 @@ class Faults:
         self.recover()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         names = (*APIS, *EXECUTORS, HOST, "postgres", "redis")
-        while any(self._process(name).pid is None or name in self._asked_to_end for name in names):
+        while any(
+            self._wake(name) or self._process(name).pid is None or name in self._asked_to_end
+            for name in names
+        ):
             await asyncio.sleep(0.1)
+
+    def _wake(self, name: str) -> bool:
+        """Whether a process was stopped at a point after we had given up on it; it goes on now."""
+        with suppress(psutil.Error):
+            process = psutil.Process(self._process(name).pid or 0)
+            if name in EXECUTORS and process.status() == psutil.STATUS_STOPPED:
+                process.resume()
+                return True
+        return False

@@ -11,6 +11,8 @@ EVERY_S = 0.25
 APIS = ("api", "api-2")
 EXECUTORS = ("executor-1", "executor-2", "executor-3")
 HOST = "host"
+POINTS = ("checkpoint.before", "tool.effect_done", "event.journalled", "finish.before", "renewal.before")
+"""Where an executor is frozen: just before, or just behind, what only a fence or the ledger can make harmless."""
 
 
 class Kind(StrEnum):
@@ -22,6 +24,9 @@ class Kind(StrEnum):
     """SIGTERM, and after its end the process is started again."""
     STOP = "stop"
     """SIGSTOP, and SIGCONT after ``duration_s``."""
+    FREEZE = "freeze"
+    """SIGSTOP of the next executor that comes to a named point, the target, and SIGCONT after ``duration_s``, when its leases
+    have run out. What it was about to write or has just done is then sure to meet its successor."""
     REDIS_KILL = "redis-kill"
     REDIS_FLUSH = "redis-flush"
     POSTGRES_STOP = "postgres-stop"
@@ -42,7 +47,8 @@ class Kind(StrEnum):
 _WEIGHTS = {
     (Kind.KILL, EXECUTORS): 12,
     (Kind.TERM, EXECUTORS): 6,
-    (Kind.STOP, EXECUTORS): 9,
+    (Kind.STOP, EXECUTORS): 5,
+    (Kind.FREEZE, POINTS): 8,
     (Kind.KILL, APIS): 7,
     (Kind.TERM, APIS): 4,
     (Kind.STOP, APIS): 6,
@@ -58,16 +64,17 @@ _WEIGHTS = {
     (Kind.PERMITS_DROPPED, ("ministack",)): 215,
     (Kind.PERMITS_DOUBLED, ("ministack",)): 215,
 }
-_ON_PROCESSES = (Kind.KILL, Kind.TERM, Kind.STOP)
+_ON_PROCESSES = (Kind.KILL, Kind.TERM, Kind.STOP, Kind.FREEZE)
 _STOPS = {
     Kind.STOP: (1.0, 20.0),
+    Kind.FREEZE: (7.0, 14.0),
     Kind.QUEUE_STOP: (1.0, 8.0),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault, ``at_s`` seconds after the schedule's begin. ``target`` is a process of the stack."""
+    """A fault, ``at_s`` seconds after the schedule's begin. ``target`` is a process of the stack, or a point."""
 
     at_s: float
     kind: Kind

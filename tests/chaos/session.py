@@ -74,6 +74,7 @@ async def chaos(
     seed: int,
     runs: int,
     effects: Path,
+    points: Path,
     *,
     faults_s: float | None = None,
     asked_s: float | None = None,
@@ -83,12 +84,13 @@ async def chaos(
     """Have at least ``runs`` runs done under the faults of ``seed``, for ``faults_s`` seconds or all the time.
 
     After ``asked_s`` seconds nothing more is asked for, and the verdict is on what was. ``harm`` is the schedule's.
-    The stack has two APIs, three executors, `SETTINGS`, and the file ``effects`` for its tools.
+    The stack has two APIs, three executors, `SETTINGS`, the file ``effects`` for its tools, and the folder
+    ``points`` for its fault points.
     """
     report = Report(seed)
     api = Api(stack.info.api_urls, stack.info.api_key, seed)
     ends = Ends(stack.info.database_url)
-    faults = Faults(stack, say)
+    faults = Faults(stack, points, say)
     submitters = Submitters(api, ends, seed)
     begun = time.monotonic()
     work = takewhile(

@@ -81,7 +81,9 @@ def test_a_run_that_is_to_fail_fails_with_its_own_error_at_its_own_rung():
 def test_only_poison_ends_by_the_poison_limit():
     lost = {"error": "ExecutorLost", "message": ""}
     assert problems([ended(Climb("p", 2, die_at=2), "error", lost)], state(["p:1"])) == []
-    assert problems([ended(Climb("p", 2, die_at=2), "error", lost)], state([])), "a state behind its checkpoint"
+    assert problems([ended(Climb("p", 2, die_at=2), "error", lost)], state([])), (
+        "a state behind its checkpoint"
+    )
     assert problems([ended(TWO, "error", lost)], state(["a:1"]))
 
 

@@ -35,7 +35,7 @@ def test_what_is_stopped_goes_on_after_one_to_twenty_seconds(seed):
     """Red when a process stays stopped, or for so short a time that no lease runs out."""
     for fault in islice(schedule(seed), 2_000):
         assert fault.duration_s == 0 or 1 <= fault.duration_s <= 20
-        assert (fault.duration_s > 0) == (fault.kind in (Kind.STOP, Kind.QUEUE_STOP))
+        assert (fault.duration_s > 0) == (fault.kind in (Kind.STOP, Kind.FREEZE, Kind.QUEUE_STOP))
 
 
 def test_within_an_hour_each_kind_hits_each_of_its_targets():

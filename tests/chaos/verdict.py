@@ -38,6 +38,7 @@ async def verdict(stack: Stack, records: Sequence[Record], effects_file: Path) -
                     for problem in _record_problems(record, rows, values.get(record.thread_id, {}), effects)
                 ]
             problems += await _stream_problems(connection, page, rows)
+            problems += await _superseded(connection, page)
     climbs = [climb for record in records for climb in record.thread.runs]
     return problems + effects_problems(effects, climbs)
 
@@ -103,6 +104,22 @@ async def _values(connection: Connection, records: Sequence[Record]) -> dict[str
         ([record.thread_id for record in records],),
     )
     return {row["thread_id"]: row["values"] for row in await cursor.fetchall()}
+
+
+async def _superseded(connection: Connection, records: Sequence[Record]) -> list[str]:
+    """Checkpoints that an attempt wrote after its successor had written one: the digest shows only those that came last."""
+    cursor = await connection.execute(
+        """select run_id::text, attempt, later from (
+             select run_id, attempt, max(attempt) over (
+               partition by tenant, user_id, thread_id, ns, run_id order by seq) as later
+             from checkpoints where thread_id = any(%s)) c
+           where attempt < later""",
+        ([record.thread_id for record in records],),
+    )
+    return [
+        f"run {row['run_id']}: attempt {row['attempt']} wrote a checkpoint after attempt {row['later']} did"
+        for row in await cursor.fetchall()
+    ]
 
 
 async def _stream_problems(connection: Connection, records: Sequence[Record], rows: Rows) -> list[str]:
