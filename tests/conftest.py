@@ -2,6 +2,10 @@
 
 import hypothesis
 import pytest
+from hypothesis import settings
+
+settings.register_profile("untimed", deadline=None)  # a loaded machine is no fault of an example's
+settings.load_profile("untimed")
 
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile("loaded", deadline=None)

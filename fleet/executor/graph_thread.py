@@ -159,7 +159,7 @@ class GraphThread:
             _log.exception("executing a run failed", extra=about)
         try:
             if execution.stopped:
-                await cancel_until_ended(fence.key.run_id)
+                await cancel_until_ended(fence)
         finally:
             del self._executions[fence]
             self._on_ended(fence, ended)

@@ -150,6 +150,7 @@ class Faults:
         # (None for the process that an executor has started for suspects.)
         names = {name for name, p in self._stack.supervisor.processes.items() if p.pid == pid}
         self._stopped |= names
+        self._say(f"{names or pid} is frozen at {point}")
         try:
             await asyncio.sleep(duration_s)
         finally:

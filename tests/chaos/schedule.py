@@ -48,7 +48,7 @@ _WEIGHTS = {
     (Kind.KILL, EXECUTORS): 12,
     (Kind.TERM, EXECUTORS): 6,
     (Kind.STOP, EXECUTORS): 5,
-    (Kind.FREEZE, POINTS): 8,
+    (Kind.FREEZE, POINTS): 12,
     (Kind.KILL, APIS): 7,
     (Kind.TERM, APIS): 4,
     (Kind.STOP, APIS): 6,

@@ -11,9 +11,9 @@ from tests.fixtures_stack import start_stack
 from tests.projects.chaos.ladder import EFFECTS
 
 PROJECT = Path(__file__).parent.parent / "projects" / "chaos" / "langgraph.json"
-SEED = 202
+SEED = 288
 RUNS = 300
-HARM = 4
+HARM = 2
 FAULTS_S = 60
 
 

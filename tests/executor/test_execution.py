@@ -15,6 +15,7 @@ from sandfleet.fleet.executor import execution as execution_module
 from sandfleet.fleet.executor.fenced_rows import CheckpointRow, SnapshotRow
 from sandfleet.fleet.executor.fenced_writer import FencedWriter
 from sandfleet.fleet.executor.finisher import Finisher
+from sandfleet.fleet.executor.node_tasks import cancel_until_ended
 from sandfleet.fleet.executor.publisher import Publisher, RunStream
 from sandfleet.fleet.executor.run_request import build_config, build_input
 from sandfleet.fleet.sandbox.errors import OperationRefused, StaleAttempt
@@ -370,3 +371,36 @@ async def test_a_successor_gives_no_command_again(executor: Executor) -> None:
     run = replace((await executor.claim(graph_of(step))).run, kwargs={"command": {"goto": "node"}})
     assert build_input(run) == Command(goto="node")
     assert build_input(replace(run, resumes=True)) is None
+
+
+async def test_the_end_of_an_attempt_leaves_the_next_one_alone(executor: Executor) -> None:
+    """An executor that was frozen may claim a run again that it lost, before it has ended what it did for it. Red when the
+    nodes of the run are cancelled, whatever their attempt: the step would count as taken, and the run as done."""
+    at_work, go_on = asyncio.Semaphore(0), asyncio.Event()
+
+    async def node(state: State) -> State:
+        at_work.release()
+        await go_on.wait()
+        return await step(state)
+
+    first = await executor.claim(graph_of(node))
+    running = asyncio.create_task(first.execute())
+    await at_work.acquire()
+    second = await executor.claim_again(first, graph_of(node))
+    running_again = asyncio.create_task(second.execute())
+    await at_work.acquire()
+    first.stop(execution_module.Stop.SUPERSEDED)
+    await running
+    ending = asyncio.create_task(cancel_until_ended(first.run.fence))
+    await asyncio.sleep(0)
+    go_on.set()
+    await running_again
+    await ending
+    assert (await executor.stored(second.run.fence.key))[:2] == ("success", None)
+    assert (
+        await number(
+            executor,
+            "select json_array_length(\"values\"->'done') from state_snapshots order by seq desc limit 1",
+        )
+        == 1
+    )
