@@ -70,11 +70,18 @@ def _short(path: str) -> str:
 def message_of(record: logging.LogRecord) -> str:
     """What a record may say."""
     name = record.name
-    if name.partition(".")[0] in _TRUSTED or not record.pathname.startswith(_LIBRARIES):
+    first = name.partition(".")[0]
+    if first in _TRUSTED or not (record.pathname.startswith(_LIBRARIES) or _is_library(first)):
         return record.getMessage()
     if name == "asyncio":  # it appends the objects concerned, line by line
         return str(record.msg).partition("\n")[0]
     return str(record.msg) if record.args else _WITHHELD
+
+
+def _is_library(name: str) -> bool:
+    """Whether a module of this name is installed. What is compiled, as uvloop is, logs in the name of its caller's file."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return file is not None and file.startswith(_LIBRARIES)
 
 
 def ids_of(record: logging.LogRecord) -> dict[str, object]:

@@ -4,13 +4,17 @@ A permit that is received stays invisible while a run is executed, extended in b
 """
 
 import asyncio
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
+from sandfleet.shared import tracing
 from sandfleet.shared.settings import Settings
 
 _BATCH = 10  # entries in one SQS batch call at most
+_ATTRIBUTE = "traceparent"
+_WITH_TRACE = {"MessageAttributeNames": [_ATTRIBUTE], "AttributeNames": ["SentTimestamp"]}
 _LIMIT_S = 1.0
 """How long a call may take in all. What is not done by then is not needed: see each method."""
 _PATIENCE_S = 5.0  # beyond a long poll's own time, and for opening the client
@@ -62,9 +66,10 @@ class Permits:
         await self._stack.aclose()
         self._client = None
 
-    async def send(self, pool: str, count: int) -> None:
+    async def send(self, pool: str, count: int, traceparents: Sequence[str] = ()) -> None:
         """Send ``count`` permits, within a second in all. Raises the client's error or TimeoutError; what was not sent
-        is not needed: executors find ready runs on their own, only later."""
+        is not needed: executors find ready runs on their own, only later. ``traceparents`` are of runs that the permits were
+        sent for; each permit carries one while there are any, and whoever receives it may take another run."""
         url = self._urls.get(pool)
         if url is None:
             return
@@ -72,7 +77,10 @@ class Permits:
         async with asyncio.timeout(_LIMIT_S):
             for chunk in _chunks(range(count)):
                 await client.send_message_batch(
-                    QueueUrl=url, Entries=[{"Id": str(i), "MessageBody": pool} for i in chunk]
+                    QueueUrl=url,
+                    Entries=[
+                        {"Id": str(i), "MessageBody": pool, **_traced(traceparents[i : i + 1])} for i in chunk
+                    ],
                 )
 
     async def receive(self, pool: str, limit: int, wait_s: int, visibility_s: int) -> list[str]:
@@ -85,8 +93,13 @@ class Permits:
                 MaxNumberOfMessages=min(limit, _BATCH),
                 WaitTimeSeconds=wait_s,
                 VisibilityTimeout=visibility_s,
+                **(_WITH_TRACE if tracing.on() else {}),
             )
-        return [message["ReceiptHandle"] for message in answer.get("Messages", [])]
+        messages = answer.get("Messages", [])
+        if tracing.on():
+            for message in messages:
+                _trace(message)
+        return [message["ReceiptHandle"] for message in messages]
 
     async def delete(self, pool: str, handles: Sequence[str]) -> None:
         """Delete permits, within a second in all: one that is left comes back, and is found to be surplus. An expired handle
@@ -130,6 +143,22 @@ class Permits:
     def has_queue(self, pool: str) -> bool:
         """Whether a queue is configured for the pool."""
         return pool in self._urls
+
+
+def _traced(traceparents: Sequence[str]) -> dict[str, Any]:
+    """What a message carries of the trace that it belongs to, if there is one."""
+    if not traceparents:
+        return {}
+    return {"MessageAttributes": {_ATTRIBUTE: {"DataType": "String", "StringValue": traceparents[0]}}}
+
+
+def _trace(message: dict[str, Any]) -> None:
+    """Make the span of a permit that was received: from when the queue got it."""
+    given = message.get("MessageAttributes", {}).get(_ATTRIBUTE, {}).get("StringValue")
+    sent_ms = message.get("Attributes", {}).get("SentTimestamp")
+    if (parent := tracing.parse(given)) is not None and sent_ms is not None:
+        since = time.monotonic() - max(0.0, time.time() - int(sent_ms) / 1000)
+        tracing.begin("permit", parent=parent, kind="consumer", since=since).end()
 
 
 def _chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:

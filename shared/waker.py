@@ -6,7 +6,7 @@ fail without harm: executors look for ready runs on their own, only later.
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -19,6 +19,8 @@ from sandfleet.shared.store.ready import ReadyRuns
 _log = logging.getLogger(__name__)
 _HOLD_S = 0.2
 """How long permits are held back. An idle executor has claimed long before; a run that waits loses nothing by it."""
+
+_TRACES = 10  # that permits carry at most: a batch of them
 
 CountReady = Callable[[str, int], Awaitable[int]]
 """How many runs of a pool are ready and taken by nobody, counted up to a limit."""
@@ -36,14 +38,18 @@ class Waker:
         self._count_ready = count_ready
         self._rings: Counter[str] = Counter()
         self._sends: Counter[str] = Counter()
+        self._traces: dict[str, deque[str]] = {}
         self._at_once = asyncio.Event()
         self._ringing: asyncio.Task[None] | None = None
         self._sending: asyncio.Task[None] | None = None
 
-    def wake(self, pool: str, count: int = 1) -> None:
-        """Note that ``count`` runs of a pool are ready. Never blocks and never fails."""
+    def wake(self, pool: str, count: int = 1, traceparent: str | None = None) -> None:
+        """Note that ``count`` runs of a pool are ready, of the trace ``traceparent`` if it is one. Never blocks and never
+        fails."""
         if count <= 0:
             return
+        if traceparent is not None:
+            self._traces.setdefault(pool, deque(maxlen=_TRACES)).append(traceparent)
         self._rings[pool] += count
         self._sends[pool] += count
         if self._ringing is None or self._ringing.done():
@@ -80,15 +86,20 @@ class Waker:
                     await self._at_once.wait()
             self._at_once.clear()
             sends, self._sends = dict(self._sends), Counter()
+            traces, self._traces = self._traces, {}
             for outcome in await asyncio.gather(
-                *(self._send_permits(pool, count) for pool, count in sends.items()), return_exceptions=True
+                *(
+                    self._send_permits(pool, count, list(traces.get(pool, ())))
+                    for pool, count in sends.items()
+                ),
+                return_exceptions=True,
             ):
                 if isinstance(outcome, Exception):
                     _log.warning("permits not sent: %s", type(outcome).__name__)
 
-    async def _send_permits(self, pool: str, count: int) -> None:
+    async def _send_permits(self, pool: str, count: int, traces: list[str]) -> None:
         if self._count_ready is not None and self._permits.has_queue(pool):
             with suppress(Exception):  # it cannot be asked: rather a permit too many
                 count = await self._count_ready(pool, count)
         if count:
-            await self._permits.send(pool, count)
+            await self._permits.send(pool, count, traces)

@@ -193,7 +193,7 @@ def _accepted(request: Request, planned: Plan, accepted: Accepted) -> Created:
     found = resources(request)
     note(run_id=str(accepted.run_id), thread_id=str(accepted.thread_id))
     if accepted.gate is None and not accepted.replayed:
-        found.waker.wake(planned.submission.pool)
+        found.waker.wake(planned.submission.pool, traceparent=planned.kwargs.get("traceparent"))
     for run_id, action in accepted.stop.items():
         found.signal_cancel(run_id, action)
     found.waker.wake_all(accepted.ready)

@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -28,6 +28,11 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m sandfleet.loadtest.bench", description=__doc__)
     parser.add_argument(
         "--dev-json", type=Path, default=Path(".sandfleet/dev.json"), help="file of a running local stack"
+    )
+    parser.add_argument(
+        "--beside",
+        type=Path,
+        help="dev.json of another stack, of other code or settings, that takes turns too",
     )
     parser.add_argument("--api-url", help="instead of the one in dev.json")
     parser.add_argument("--api-key", help="instead of the one in dev.json")
@@ -53,10 +58,11 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def _targets(options: argparse.Namespace, stack: AsyncExitStack) -> tuple[list[Target], str]:
-    """The systems to measure, started if need be, and the provider's URL."""
+async def _targets(options: argparse.Namespace, stack: AsyncExitStack) -> tuple[list[Target], dict[str, str]]:
+    """The systems to measure, started if need be, and the URL of each one's provider."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sandfleet-bench-")))
     targets = []
+    provider_urls: dict[str, str] = {}
     if options.only == "baseline" and not options.dev_json.exists():
         own = await stack.enter_async_context(standalone.started(folder))
         database_url, redis_url, provider_url, pids = (
@@ -78,6 +84,11 @@ async def _targets(options: argparse.Namespace, stack: AsyncExitStack) -> tuple[
             headers = {"x-api-key": options.api_key or dev["api_key"]}
             url = options.api_url or dev["api_url"]
             targets.append(Target("sandfleet", url, headers, dev["processes"], options.assistant))
+    if options.beside is not None:
+        other: dict[str, Any] = json.loads(options.beside.read_text())
+        headers = {"x-api-key": other["api_key"]}
+        targets.append(Target("beside", other["api_url"], headers, other["processes"], options.assistant))
+        provider_urls["beside"] = other["provider_url"]
     if options.only != "sandfleet":
         targets.append(
             await stack.enter_async_context(
@@ -92,17 +103,21 @@ async def _targets(options: argparse.Namespace, stack: AsyncExitStack) -> tuple[
                 )
             )
         )
-    return targets, provider_url
+    return targets, {target.name: provider_urls.get(target.name, provider_url) for target in targets}
 
 
 async def _measure(
-    loop: Loop, targets: Sequence[Target], concurrency: int, options: argparse.Namespace, out: Console
+    loops: Mapping[str, Loop],
+    targets: Sequence[Target],
+    concurrency: int,
+    options: argparse.Namespace,
+    out: Console,
 ) -> list[Figures]:
     """Warm every target up, then let them take turns (A B A B …)."""
     taken: dict[str, list[Round]] = {target.name: [] for target in targets}
     for target in targets:
         runs = max(_WARM_UP_RUNS_AT_LEAST, concurrency * _WARM_UP_RUNS_PER_CLIENT)
-        await loop.round(target, concurrency, runs)
+        await loops[target.name].round(target, concurrency, runs)
     for number in range(options.rounds):
         for target in targets:
             if out.is_terminal:
@@ -111,7 +126,7 @@ async def _measure(
                     style="dim",
                 )
             taken[target.name].append(
-                await loop.round(target, concurrency, max(1, options.runs // options.rounds))
+                await loops[target.name].round(target, concurrency, max(1, options.runs // options.rounds))
             )
     return [figures(name, concurrency, done) for name, done in taken.items()]
 
@@ -126,10 +141,10 @@ async def _bench(options: argparse.Namespace) -> int:
     }
     results: list[Figures] = []
     async with AsyncExitStack() as stack:
-        targets, provider_url = await _targets(options, stack)
-        loop = Loop(provider_url, options.model_delay_ms)
+        targets, provider_urls = await _targets(options, stack)
+        loops = {name: Loop(url, options.model_delay_ms) for name, url in provider_urls.items()}
         for concurrency in map(int, options.concurrency.split(",")):
-            results += await _measure(loop, targets, concurrency, options, out)
+            results += await _measure(loops, targets, concurrency, options, out)
     report.print_report(out, results, about, settings)
     if options.json:
         document = {"machine": about, "settings": settings, "results": [asdict(one) for one in results]}

@@ -9,6 +9,8 @@ import psycopg
 import pytest
 
 from sandfleet.loadtest.provider.scripts import SCRIPT_MARKER
+from sandfleet.shared.permits import Permits
+from sandfleet.shared.settings import Settings
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.xdist_group("observability")  # they share a stack
@@ -121,6 +123,43 @@ async def test_without_a_caller_the_api_begins_the_trace(stack, client, collecto
     request = spans["POST /threads/{thread_id}/runs"]
     assert (request.parent_id, request.service) == ("", "sandfleet-api")
     assert (spans["run"].trace_id, spans["run"].parent_id) == (request.trace_id, request.span_id)
+
+
+async def test_a_permit_carries_the_trace_of_the_run_that_it_was_sent_for(stack, client, collector):
+    """Red when a run's way through the queue is no part of its trace. The executor is frozen until the permit is there."""
+    trace_id, _, traceparent = fresh()
+    permits = Permits(
+        Settings(queue_urls=stack.info.queue_urls, aws_endpoint_url=stack.info.aws_endpoint_url)
+    )
+    thread = await client.threads.create()
+    await stack.pause("executor-1")
+    try:
+        async with httpx.AsyncClient(base_url=stack.info.api_url, timeout=60, trust_env=False) as http:
+            path, key = f"/threads/{thread['thread_id']}/runs", stack.info.api_key
+            headers = {"x-api-key": key, "traceparent": traceparent}
+            answer = await http.post(
+                path, json={"assistant_id": "asks", "input": {"ask": {}}}, headers=headers
+            )
+        run = answer.raise_for_status().json()
+
+        async def queued():
+            attributes = await (await permits.client()).get_queue_attributes(
+                QueueUrl=permits.url("default"), AttributeNames=["All"]
+            )
+            counts = attributes["Attributes"]
+            return int(counts["ApproximateNumberOfMessages"]) + int(
+                counts["ApproximateNumberOfMessagesNotVisible"]
+            )
+
+        await eventually(queued, what="the permit")
+    finally:
+        await stack.resume("executor-1")
+        await permits.aclose()
+    await client.runs.join(thread["thread_id"], run["run_id"])
+    permit = await eventually(
+        lambda: [s for s in collector.of_trace(trace_id) if s.name == "permit"], what="the permit's span"
+    )
+    assert permit[0].service == "sandfleet-executor"
 
 
 async def test_what_fails_is_named_by_its_kind(stack, client, collector):
