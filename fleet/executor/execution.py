@@ -41,6 +41,7 @@ from sandfleet.fleet.executor.snapshots import interrupts_by_task, payload_rows,
 from sandfleet.fleet.executor.tool_ledger import ToolLedger
 from sandfleet.fleet.executor.watch_calls import CallWatch
 from sandfleet.fleet.graphs.loading import Graph
+from sandfleet.fleet.sandbox.errors import SandboxLost
 from sandfleet.fleet.sandbox.run_sandbox import RunSandbox, current_sandbox
 from sandfleet.fleet.tools import running_call
 from sandfleet.shared import logs, tracing
@@ -326,11 +327,17 @@ class Execution:
         )
 
     async def _keep_workspace(self, sandbox: RunSandbox) -> None:
-        """Let whichever run resumes this one find the files of its sandbox, which ends with the run."""
-        try:
-            await sandbox.snapshot("interrupt")
-        except SandboxError as error:
-            _log.warning("workspace not kept: %s", error.code, extra=self._ids())
+        """Let whichever run resumes this one find the files of its sandbox, which ends with the run. It may be one of an
+        earlier attempt; if that was lost, what is kept are the files that its replacement begins with."""
+        for _ in range(2):
+            try:
+                await sandbox.snapshot("interrupt")
+                return
+            except SandboxLost as lost:
+                _log.warning("workspace lost before it was kept: %s", lost.message, extra=self._ids())
+            except SandboxError as error:
+                _log.warning("workspace not kept: %s", error.code, extra=self._ids())
+                return
 
     async def _head_state(self, graph: Pregel[Any, Any, Any, Any]) -> StateSnapshot:
         """Read the newest state, which says what interrupted the graph, and keep it as a snapshot."""

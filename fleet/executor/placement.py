@@ -15,7 +15,7 @@ from sandfleet.shared.db.pool import Pool
 from sandfleet.shared.errors import SandboxError, Superseded
 from sandfleet.shared.ids import Fence
 from sandfleet.shared.settings import Settings
-from sandfleet.shared.store.placements import Need, Place, know_sandbox, place
+from sandfleet.shared.store.placements import Need, Place, know_sandbox, knows_sandbox, place
 from sandfleet.shared.templates import Templates
 
 _log = logging.getLogger(__name__)
@@ -94,6 +94,14 @@ class Placement:
                 await know_sandbox(connection, fence, sandbox_id)
         except (psycopg.Error, PoolTimeout, OSError) as error:
             _log.warning("a run's sandbox was not noted: %s", type(error).__name__)
+
+    async def known(self, fence: Fence) -> bool:
+        """Whether a sandbox was noted for the run. Raises HostUnavailable without PostgreSQL."""
+        try:
+            async with self._pool.connection() as connection:
+                return await knows_sandbox(connection, fence.key)
+        except (psycopg.Error, PoolTimeout, OSError) as error:
+            raise HostUnavailable("PostgreSQL does not answer; try again.") from error
 
     async def _own_host(self) -> str | None:
         """The name of the host on this machine, if one answers at SANDFLEET_HOST_SOCKET."""

@@ -35,6 +35,9 @@ class Hosts(Protocol):
     async def know(self, fence: Fence, sandbox_id: str) -> None:
         """Note which sandbox the run works in."""
 
+    async def known(self, fence: Fence) -> bool:
+        """Whether a sandbox was noted for the run, by an earlier attempt too. Raises HostUnavailable if nobody can tell."""
+
 
 class OneHost:
     """The only host there is, for programs that work without PostgreSQL."""
@@ -53,3 +56,6 @@ class OneHost:
 
     async def know(self, fence: Fence, sandbox_id: str) -> None:
         return
+
+    async def known(self, fence: Fence) -> bool:
+        return True  # nobody notes it, so the host is asked

@@ -211,7 +211,7 @@ class RunSandbox:
 
         ``reason``: ``request``, or ``interrupt`` for whichever run resumes this one.
         """
-        if not self._acquired:
+        if not self._acquired and (self.fence.attempt == 1 or not await self._hosts.known(self.fence)):
             return None
         return await self._use(lambda client, token: client.snapshot(token, reason))
 

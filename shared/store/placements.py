@@ -66,6 +66,16 @@ async def know_sandbox(connection: Connection, fence: Fence, sandbox_id: str) ->
     )
 
 
+async def knows_sandbox(connection: Connection, key: RunKey) -> bool:
+    """Whether a sandbox was noted for the run."""
+    cursor = await connection.execute(
+        """select 1 from placements
+           where tenant = %s and user_id = %s and run_id = %s and sandbox_id is not null""",
+        key,
+    )
+    return await cursor.fetchone() is not None
+
+
 async def suspend_for_room(connection: Connection, fence: Fence) -> ReadyRuns:
     """Give a run back that no host has room for: it waits without a slot, a tenant's slot or a lease.
 

@@ -45,3 +45,37 @@ async def test_a_run_outlives_its_executor(client, query, stack, tmp_path, numbe
     events = [e async for e in client.runs.join_stream(thread["thread_id"], run["run_id"], last_event_id="0")]
     assert [e.event for e in events].count("metadata") == attempt
     assert events[-1].event == "end"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("lost", [False, True], ids=["sandbox alive", "sandbox lost"])
+async def test_an_interrupt_keeps_the_files_of_a_sandbox_that_only_an_earlier_attempt_used(
+    client, query, stack, tmp_path, lost
+):
+    """Red when a snapshot is only taken by the attempt that has used the sandbox, or when what a host that stops has kept
+    is forgotten at the interrupt: the resuming run would find nothing."""
+    go_on = tmp_path / "go_on"
+    thread = await client.threads.create()
+    run = await client.runs.create(thread["thread_id"], "handed_over", input={"until": str(go_on)})
+
+    async def written():
+        return (await client.threads.get_state(thread["thread_id"]))["values"].get("written")
+
+    async def taken_over():
+        return await query(
+            "select 1 from runs where run_id = %s and attempt > 1 and status = 'running'", run["run_id"]
+        )
+
+    await eventually(written, 120, "the file in the sandbox")
+    for name in [name for name in stack.info.processes if name.startswith("executor")]:
+        await stack.kill(name, signal.SIGTERM)
+        await stack.restart(name)
+    await eventually(taken_over, 120, "a living executor")
+    if lost:  # the host keeps the workspace when it stops
+        await stack.kill("host", signal.SIGTERM)
+        await stack.restart("host")
+    go_on.touch()
+    await client.runs.join(thread["thread_id"], run["run_id"])
+    assert (await client.threads.get(thread["thread_id"]))["status"] == "interrupted"
+    values = await client.runs.wait(thread["thread_id"], "handed_over", command={"resume": True})
+    assert values["found"] == "kept\n"
