@@ -145,6 +145,18 @@ def recovery(root: Root = ROOT) -> None:
     terminal.run(command.recovery(root, EXAMPLES))
 
 
+@app.command("snapshot-cost")
+def snapshot_cost(
+    largest_mib: Annotated[int, typer.Option(min=0, help="Leave larger workspaces out.")] = 100,
+    root: Root = ROOT,
+) -> None:
+    """Measure what it takes to save and to restore workspaces of several sizes, on a stack of its own."""
+    from sandfleet.localstack import terminal
+    from sandfleet.localstack.commands import snapshot_cost as command
+
+    terminal.run(command.snapshot_cost(root, EXAMPLES, largest_mib))
+
+
 @app.command()
 def simulate(
     plot: Annotated[
