@@ -20,6 +20,7 @@ CONFIG_KEY = "sandbox_template"
 """Of a run's ``configurable``: the template that its caller wishes."""
 
 _TMP_BYTES = 64 * 1024 * 1024
+_DISK_AT_LEAST = 16 * 1024 * 1024  # a file system has tables of its own
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _DOMAIN = re.compile(r"(\*\.)?([a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?\.)+[a-z0-9-]{2,63}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -59,7 +60,9 @@ class Template(BaseModel):
     pids: int = Field(ge=8)
     """Processes and threads."""
     workspace: Size
-    """Of /workspace, which is in memory."""
+    """Of /workspace."""
+    workspace_on: Literal["memory", "disk"] = "memory"
+    """Where the workspace is; on disk it is a file of that size at most, made by the sandbox host."""
     inodes: int = Field(65_536, ge=16)
     """Files in the workspace: bounds the kernel's memory that empty files take."""
     open_files: int = Field(4096, ge=64)
@@ -70,6 +73,8 @@ class Template(BaseModel):
     """Time limit of a command unless the call names one."""
     lifetime_s: float = Field(gt=0)
     """Longest life of a sandbox."""
+    idle_s: float | None = Field(None, gt=0)
+    """How long a sandbox may be without a call and without a process of the run before it is ended; None: that never ends it."""
     env: Mapping[str, str] = Field(default_factory=dict)
     """Variables of every command."""
     warm: int = Field(0, ge=0, le=1000)
@@ -99,10 +104,15 @@ class Template(BaseModel):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.workspace + self.tmp >= self.memory:
+        on_disk = self.workspace_on == "disk"
+        if on_disk and self.workspace < _DISK_AT_LEAST:
+            raise ValueError(f"a workspace on disk needs {_DISK_AT_LEAST // 2**20} MiB at least")
+        if on_disk and self.tmp >= self.memory:
+            raise ValueError(f"memory ({self.memory} bytes) must exceed /tmp ({self.tmp}), which is in it")
+        if not on_disk and self.workspace + self.tmp >= self.memory:
             raise ValueError(
                 f"memory ({self.memory} bytes) must exceed the workspace and /tmp ({self.workspace} + {self.tmp}): "
-                "both are in memory"
+                'both are in memory, unless workspace_on = "disk"'
             )
         if (self.network == "allowlist") != bool(self.domains):
             raise ValueError("network = 'allowlist' and domains need each other")

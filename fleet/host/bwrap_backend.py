@@ -71,6 +71,11 @@ class BwrapBackend:
                     f'Template {name!r} has network = "egress", which needs a Docker Engine: bwrap makes no networks.'
                 )
                 logger.error(self.refused[name])
+            elif template.workspace_on == "disk":
+                self.refused[name] = (
+                    f'Template {name!r} has workspace_on = "disk", which needs a Docker Engine: bwrap mounts no file systems.'
+                )
+                logger.error(self.refused[name])
         logger.warning(
             "sandboxes are made with bwrap: for development only. They share this machine's kernel and programs, "
             "their memory is limited per process, and their CPU is not limited"

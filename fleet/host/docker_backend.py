@@ -4,12 +4,13 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Callable
-from contextlib import suppress
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from sandfleet.fleet.host import labels
+from sandfleet.fleet.host import disk, labels
 from sandfleet.fleet.host.backend import (
     AGENT_ARGUMENTS,
     AGENT_FOLDER,
@@ -37,6 +38,7 @@ logger = logging.getLogger(__name__)
 _NO_IPV6 = ("net.ipv6.conf.all.disable_ipv6", "net.ipv6.conf.default.disable_ipv6")
 _RESTART_S = 20.0  # that the engine may be away: its restart takes less
 _FULL = 0.95  # of the memory limit: beside it the kernel takes and gives back a few MiB all the time
+_TRIAL_DISK_BYTES = 16 * 1024 * 1024
 _SHM_BYTES = 64 * 1024 * 1024
 # Kernel limits such as inotify instances or pending signals count per user id on the whole machine, so each sandbox
 # gets one of its own, from a range that systemd's list of ids leaves unused (1879048192 to 2147483647).
@@ -59,6 +61,7 @@ class DockerBackend:
         self._networks = Networks(self._engine, settings.network_pool, self._instance)
         self._resolvers = [str(address) for address in settings.sandbox_dns]
         self._templates = templates.templates
+        self._folder = settings.host_dir.absolute()
         self._made: dict[str, Template] = {}  # of the sandboxes that there are, by handle
         self._network_of: dict[str, str] = {}  # of those that have one
         self._uids = (_UID_FIRST, _UID_COUNT)
@@ -87,7 +90,39 @@ class DockerBackend:
             logger.error(reason)
         if DEFAULT in self.refused:
             raise SandfleetError(self.refused[DEFAULT])
+        await self._try_disk()
         await self._open_networks()
+
+    async def _try_disk(self) -> None:
+        """Refuse the templates with a workspace on disk if none can be made here, or the engine cannot mount it."""
+        on_disk = [
+            t for t in self._templates.values() if t.workspace_on == "disk" and t.name not in self.refused
+        ]
+        for template in on_disk[:1]:
+            small = template.model_copy(update={"workspace": _TRIAL_DISK_BYTES})
+            with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+                trial = Launch(f"trial-{secrets.token_hex(4)}", None, Path(folder), small)
+                uid = self._uids[0]
+                body = self._container(trial, uid, {})
+                body["HostConfig"] |= {"Binds": [], "NetworkMode": "none"}
+                body["Entrypoint"] = ["python3", "-c", "open('/workspace/trial', 'w')"]
+                reason = None
+                try:
+                    async with self._on_disk(trial, uid, body):
+                        made = await self._engine.call("POST", "/containers/create", body=body)
+                        try:
+                            await self._engine.call("POST", f"/containers/{made['Id']}/start")
+                        finally:
+                            await self._engine.remove_container(made["Id"])
+                except SandfleetError as error:
+                    reason = error.message
+            if reason is not None:
+                for refused in on_disk:
+                    self.refused[refused.name] = (
+                        f'Template {refused.name!r} has workspace_on = "disk", but {reason}. The sandbox host must be root, '
+                        "on Linux 5.8 or newer with loop devices and e2fsprogs, and on the engine's own machine."
+                    )
+                    logger.error(self.refused[refused.name])
 
     async def _open_networks(self) -> None:
         names = [name for name, template in self._templates.items() if template.network == "egress"]
@@ -151,13 +186,13 @@ class DockerBackend:
         if template.network == "egress":
             servers = "".join(f"nameserver {address}\n" for address in self._resolvers)
             (launch.folder / "resolv.conf").write_text(servers)
+        body = self._container(launch, uid, shown)
         try:
             if template.network == "egress":
                 await self._networks.create(network, self._labels(launch))
-            made = await self._engine.call(
-                "POST", "/containers/create", params={"name": name}, body=self._container(launch, uid, shown)
-            )
-            await self._engine.call("POST", f"/containers/{name}/start")
+            async with self._on_disk(launch, uid, body):
+                made = await self._engine.call("POST", "/containers/create", params={"name": name}, body=body)
+                await self._engine.call("POST", f"/containers/{name}/start")
         except BaseException:
             with suppress(SandfleetError):
                 await self._engine.remove_container(name)
@@ -167,6 +202,21 @@ class DockerBackend:
         handle = str(made["Id"])
         self._know(launch, handle)
         return handle
+
+    @asynccontextmanager
+    async def _on_disk(self, launch: Launch, uid: int, body: dict[str, Any]) -> AsyncIterator[None]:
+        """Add a workspace on disk to a container that is to be created and started meanwhile, if its template says so."""
+        template = launch.template
+        if template.workspace_on == "memory":
+            yield
+            return
+        async with disk.workspace(launch.folder, template.workspace, template.inodes, uid) as device:
+            options = {"type": "ext4", "device": device, "o": disk.MOUNT_OPTIONS}
+            # The engine mounts it with the container, and forgets it with the container.
+            volume = {"DriverConfig": {"Name": "local", "Options": options}, "NoCopy": True}
+            del body["HostConfig"]["Tmpfs"][WORKSPACE]
+            body["HostConfig"]["Mounts"] = [{"Type": "volume", "Target": WORKSPACE, "VolumeOptions": volume}]
+            yield
 
     def _know(self, launch: Launch, handle: str) -> None:
         self._made[handle] = launch.template

@@ -106,6 +106,8 @@ class Registry:
         self._creating: dict[RunKey, _Creation] = {}
         self._lost: dict[RunKey, _Loss] = {}
         self._seen: dict[RunKey, _Seen] = {}
+        self._looking: set[RunKey] = set()
+        """Whose sandboxes are idle, and are being looked at."""
         self._doomed: set[Sandbox] = set()  # to be destroyed, again if the engine did not answer
         self._background: set[asyncio.Task[None]] = set()
         self._owned: set[str] = set()  # ids of all sandboxes that have started and are not removed
@@ -170,6 +172,7 @@ class Registry:
         if reason := self._tell(fence):
             raise SandboxLost(reason)
         if sandbox := self._sandboxes.get(fence.key):
+            sandbox.asked += 1
             return sandbox
         raise NoSandbox("This run has no sandbox on this host; create it first.")
 
@@ -202,6 +205,7 @@ class Registry:
                 raise HostUnavailable(_CUT_OFF)
             await self.remove(key)
         if sandbox := self._sandboxes.get(key):
+            sandbox.asked += 1
             return Acquired(sandbox, created=False, lost=self._tell_or_forget(fence))
         creation = self._creating.get(key)
         if created := creation is None:
@@ -416,6 +420,13 @@ class Registry:
                 self._lost[key] = _Loss(
                     f"The sandbox was lost: it reached its lifetime of {lifetime_s:.0f} s."
                 )
+            for key, sandbox in self._sandboxes.items():
+                limit_s = sandbox.template.idle_s
+                if limit_s is not None and sandbox.idle_s() > limit_s and key not in self._looking:
+                    self._looking.add(key)
+                    looker = asyncio.create_task(self._end_idle(key, sandbox), name=f"end idle {sandbox.id}")
+                    self._background.add(looker)
+                    looker.add_done_callback(self._background.discard)
             for sandbox in list(self._doomed):
                 await self._destroy(sandbox)
             if number % _SWEEP_EVERY == 0:
@@ -425,6 +436,25 @@ class Registry:
                 if key not in self._sandboxes and key not in self._creating:
                     del self._seen[key]
                     self._lost.pop(key, None)
+
+    async def _end_idle(self, key: RunKey, sandbox: Sandbox) -> None:
+        """End a sandbox that nobody has used for long, unless something runs in it. Its workspace is kept."""
+        asked, fence = sandbox.asked, Fence(key, self._seen[key].attempt)
+        try:
+            if await sandbox.runs_something(fence):
+                return
+            if self.snapshots.kept:
+                await self.snapshots.take(sandbox, fence, "drain")
+        except SandfleetError as error:
+            logger.warning("idle sandbox not ended", extra={"sandbox": sandbox.id, "reason": error.code})
+            return
+        finally:
+            self._looking.discard(key)
+        if sandbox.asked == asked and self._sandboxes.get(key) is sandbox:
+            logger.info("idle sandbox ended", extra={"sandbox": sandbox.id, "run": str(key.run_id)})
+            await self.remove(key)
+            limit_s = sandbox.template.idle_s
+            self._lost[key] = _Loss(f"The sandbox was ended: for {limit_s:g} s nobody had used it.")
 
     async def open(self) -> None:
         """Adopt the sandboxes that an earlier life of this host left, and remove the rest of it."""

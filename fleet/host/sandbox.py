@@ -35,6 +35,17 @@ _SLOW_KILL_S = (
 )
 _COME_BACK_S = 20.0  # for an agent to find a host that was started again: it looks five times a second
 _NAME_AFTER_S = 1.0  # a burst of take-overs needs the engine and the CPUs for itself
+_LOOK_TIMEOUT_S = 30.0
+# Exits with 0 if there are no processes but itself, those above it, and the agent.
+_OTHERS = """
+import os, sys
+known, pid = {1}, os.getpid()
+while pid > 1:
+    known.add(pid)
+    with open(f"/proc/{pid}/stat") as file:
+        pid = int(file.read().rpartition(")")[2].split()[1])
+sys.exit(any(name.isdigit() and int(name) not in known for name in os.listdir("/proc")))
+"""
 _MAX_LINES_BYTES = 16 * 1024 * 1024
 
 Event = tuple[str, bytes | dict[str, Any]]
@@ -59,6 +70,8 @@ class Sandbox:
         self.born = time.monotonic()
         self.made_for = 0
         """The attempt that it was made for."""
+        self.asked = 0
+        """Calls for it so far."""
         self.restored: Snapshot | None = None
         """What its workspace began with."""
         self.secret = secret
@@ -69,6 +82,7 @@ class Sandbox:
         self._link = link
         self._proxy = proxy
         self._under_way: dict[Operation, int] = {}
+        self._used_at = self.born
         self._stale: set[Operation] = set()
         self._killers: set[asyncio.Task[None]] = set()
         self._killing: asyncio.Task[None] | None = None
@@ -158,7 +172,7 @@ class Sandbox:
     def belong_to(self, key: RunKey) -> None:
         """It is this run's from now on, and its life begins."""
         self.key = key
-        self.born = time.monotonic()
+        self.born = self._used_at = time.monotonic()
         self._in_background(self._name_run(key))
 
     async def _name_run(self, key: RunKey) -> None:
@@ -178,6 +192,19 @@ class Sandbox:
     def loss_told(self) -> bool:
         """Whether somebody waited for an operation when the sandbox ended, and so heard of it."""
         return self._link.told_somebody
+
+    def idle_s(self) -> float:
+        """Seconds since the end of its last operation; 0 while one is under way."""
+        return 0.0 if self._under_way else time.monotonic() - self._used_at
+
+    async def runs_something(self, fence: Fence) -> bool:
+        """Whether there are processes in it besides its agent: background processes, and what commands have left."""
+        argv = ["python3", "-I", "-S", "-c", _OTHERS]
+        spec = {"argv": argv, "timeout_s": _LOOK_TIMEOUT_S, "output_bytes": 1024}
+        result: Any = None
+        async for event, data in self.exec(fence, spec, None):
+            result = data if event == "exit" else result
+        return not (result is not None and result["exit_code"] == 0)
 
     async def destroy(self) -> None:
         """End the sandbox and remove all of it. May raise when the engine does not answer; then call again."""
@@ -308,6 +335,7 @@ class Sandbox:
             raise
         finally:
             del self._under_way[operation]
+            self._used_at = time.monotonic()
             self._stale.discard(operation)
             if not operation.ended.is_set():
                 operation.kill()

@@ -15,7 +15,7 @@ import psutil
 from rich import box
 from rich.table import Table
 
-from sandfleet.fleet.host.docker_backend import SANDBOX_LABEL
+from sandfleet.fleet.host import labels
 from sandfleet.fleet.host.engine import Engine
 from sandfleet.fleet.sandbox.client import SandboxClient
 from sandfleet.localstack.connection import client_of
@@ -56,7 +56,7 @@ _CONTENTS = [
     Content(0, "empty", "true"),
     *_one_file(_KIB, "1 KiB"),
     *_one_file(_MIB, "1 MiB"),
-    Content(_MIB, "1 MiB, random, in 1,024 files", "head -c 1M /dev/urandom | split -a 4 -b 1K - file"),
+    Content(_MIB, "1 MiB, random, 1,024 files", "head -c 1M /dev/urandom | split -a 4 -b 1K - file"),
     *_one_file(10 * _MIB, "10 MiB"),
     *_one_file(100 * _MIB, "100 MiB"),
 ]
@@ -66,8 +66,10 @@ async def snapshot_cost(root: Path, project: Path, largest_mib: int) -> int:
     """Start a stack and print the table; workspaces of more than ``largest_mib`` are left out."""
     say = Steps()
     stack = Stack(root, project, say=say)
-    table = Table(title=f"Snapshots, medians of {_TIMES}", title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("workspace")
+    table = Table(
+        title=f"Snapshots, medians of {_TIMES}", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1)
+    )
+    table.add_column("workspace", no_wrap=True)
     for heading in (
         "archive, bytes",
         "save, ms",
@@ -88,7 +90,9 @@ async def snapshot_cost(root: Path, project: Path, largest_mib: int) -> int:
     finally:
         await stack.stop()
         out.print(table)
-    out.print("[dim]restore: until a new sandbox is there, with what the workspace held[/]")
+    out.print(
+        "[dim]Archive in KiB, all else in ms: until save and restore had ended, and the CPU time of the host and of the sandbox. A restore makes the sandbox, too.[/]"
+    )
     return 0
 
 
@@ -131,7 +135,7 @@ class Measured:
             assert answer["restored"] is not None
             sandbox_id = answer["sandbox_id"]
             restored.append((wall_s, host_s, await self._sandbox_s(sandbox_id)))
-        return [f"{archive_bytes:,}", *_medians(saved), *_medians(restored)]
+        return [f"{archive_bytes / _KIB:,.0f}", *_medians(saved), *_medians(restored)]
 
     async def aclose(self) -> None:
         """Close the connections; the run ends with its stack."""
@@ -155,7 +159,7 @@ class Measured:
     async def _sandbox_s(self, sandbox_id: str) -> float:
         """CPU seconds that the sandbox has used since it was made."""
         async with Engine(self._docker_host) as engine:
-            (container,) = await engine.containers(f"{SANDBOX_LABEL}={sandbox_id}")
+            (container,) = await engine.containers(f"{labels.SANDBOX}={sandbox_id}")
             stats = await engine.call(
                 "GET", f"/containers/{container['Id']}/stats", params={"stream": "false", "one-shot": "true"}
             )

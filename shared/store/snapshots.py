@@ -22,7 +22,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A workspace as it was. ``reason``: ``drain`` (its host stopped), ``interrupt`` (its run waits for somebody) or
+    """A workspace as it was. ``reason``: ``drain`` (its host ended it), ``interrupt`` (its run waits for somebody) or
     ``request``."""
 
     snapshot_id: UUID
