@@ -70,7 +70,7 @@ class Stack:
         self._say = say
         self._engine_dir = (engine_dir or self.root / "docker").resolve()
         self._port = port
-        self.host_secret = secrets.token_hex(32)
+        self._secret = secrets.token_hex(32)
         self._info: StackInfo | None = None
         self._sandboxing: Sandboxing | None = None
         self._executors_awaited = executors
@@ -251,7 +251,7 @@ class Stack:
             "SANDFLEET_SNAPSHOT_BUCKET": info.snapshot_bucket,
             "SANDFLEET_HOST_SOCKET": info.host_socket,
             "SANDFLEET_HOST_DIR": str(self.supervisor.run_dir / "host"),
-            "SANDFLEET_HOST_SECRET": self.host_secret,
+            "SANDFLEET_HOST_SECRET": self._secret,
             "SANDFLEET_SANDBOX": info.sandbox,
             "SANDFLEET_PROVIDER_URL": info.provider_url,
         }

@@ -195,7 +195,7 @@ class Sandbox:
 
     def idle_s(self) -> float:
         """Seconds since the end of its last operation; 0 while one is under way."""
-        return 0.0 if self._under_way else time.monotonic() - self._used_at
+        return 0.0 if self.busy else time.monotonic() - self._used_at
 
     async def runs_something(self, fence: Fence) -> bool:
         """Whether there are processes in it besides its agent: background processes, and what commands have left."""
