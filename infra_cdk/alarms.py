@@ -1,4 +1,4 @@
-"""Alarms for people: each goes to the topic, and has a section of docs/deploy.md."""
+"""Alarms for people: each goes to the topic, and has a section of docs/runbook.md."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -67,7 +67,7 @@ class Alarms(Construct):
             id,
             metric=what,
             threshold=threshold,
-            alarm_description=f"{description} See docs/deploy.md#{id.lower()}.",
+            alarm_description=f"{description} See docs/runbook.md#{id.lower()}.",
             comparison_operator=compare.LESS_THAN_THRESHOLD
             if below
             else compare.GREATER_THAN_OR_EQUAL_TO_THRESHOLD,

@@ -21,13 +21,13 @@ FARGATE_START_S = (30.0, 60.0)
 HOST_START_S = (90.0, 90.0)
 _MOST = 40
 _CPU_WHEN_FULL = 0.6  # of its CPU, by an executor with all slots taken
-_CPU_TARGET = 0.42  # as full as `fill` leaves our own
+_CPU_TARGET = 0.48  # as full as `fill` leaves our own
 _STEPS = ((0.0, 1), (15.0, 2), (55.0, 4))  # as infra_cdk has them
 _TRIED = {
     "age_s": (2.0, 5.0, 15.0),
     "drain_s": (15.0, 60.0, 180.0),
     "pause_s": (0.0, 20.0, 60.0),
-    "fill": (0.5, 0.7, 0.9),
+    "fill": (0.6, 0.8, 0.95),
     "in_after_s": (60.0, 300.0, 900.0),
 }
 

@@ -61,7 +61,7 @@ class ScalerSettings(BaseSettings):
         60.0, gt=0, description="Time in which a backlog may be worked off once there are enough executors."
     )
     fill_fraction: float = Field(
-        0.7,
+        0.8,
         gt=0,
         le=1,
         description="Share of the slots that may be taken after a pool got fewer executors; the rest is for noise.",

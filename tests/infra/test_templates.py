@@ -1,6 +1,7 @@
 """What must hold of every template, whatever the size and the kind of fleet."""
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -164,12 +165,17 @@ def test_every_log_group_forgets(templates):
 
 
 def test_alarms_reach_people_or_scaling(templates):
-    """Red when an alarm has no action, or one for people does not say when it is over."""
+    """Red when an alarm has no action, or one for people does not say when it is over, or where to read what to do."""
+    runbook = (Path(__file__).parents[2] / "docs" / "runbook.md").read_text()
+    places = {heading.lower() for heading in re.findall(r"^## (\w+)$", runbook, re.MULTILINE)}
+    places |= set(re.findall(r'<a id="(\w+)"></a>', runbook))
     for name, properties in found(each(templates, "AWS::CloudWatch::Alarm")):
         assert properties["AlarmActions"], name
         if "/Scale" not in name:
             assert properties["OKActions"] == properties["AlarmActions"], name
-            assert "docs/deploy.md#" in properties["AlarmDescription"], name
+            assert properties["AlarmDescription"].rpartition("docs/runbook.md#")[2].rstrip(".") in places, (
+                name
+            )
     email = [p for _, p in each(templates, "AWS::SNS::Subscription") if p["Protocol"] == "email"]
     assert [p["Endpoint"] for p in email] == ["a@example.com"]
 
