@@ -1,4 +1,4 @@
-"""When leases expire: not while nobody could renew them."""
+"""When leases expire: not while nobody could renew them; and when sandboxes without a run do."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -98,3 +98,32 @@ async def test_a_lease_that_held_when_the_sweep_began_does_not_expire_in_it(
     assert await sweep(connection, 5, LEASE_S, 3600) == {"default": 1}
     rows = await (await connection.execute("select status, deaths from runs order by status")).fetchall()
     assert rows == [("pending", 1), ("running", 0)]
+
+
+async def test_a_sandbox_without_a_run_ends_with_its_time(connection: Connection) -> None:
+    """With its place, and the snapshot that nobody asked for; what was asked for is kept. Breaks when the sweep leaves any of
+    them, or takes one that has time left."""
+    for name in ("over", "live"):
+        await connection.execute(
+            """with made as (
+                 insert into sandboxes (tenant, user_id, sandbox_id, template, metadata, expires_at)
+                 values ('a', 'u', gen_random_uuid(), %(name)s, '{}',
+                         clock_timestamp() + case %(name)s when 'over' then '-1 s' else '1 h' end::interval)
+                 returning *),
+               placed as (
+                 insert into placements (tenant, user_id, run_id, host_id, template, memory, pids)
+                 select tenant, user_id, sandbox_id, 'h', template, 1, 1 from made)
+               insert into snapshots (tenant, user_id, snapshot_id, run_id, reason, object_key, bytes, files, content_bytes,
+                                      skipped, expires_at)
+               select tenant, user_id, gen_random_uuid(), sandbox_id, reason, template, 1, 1, 1, 0,
+                      clock_timestamp() + interval '1 h' from made, unnest(array['drain', 'request']) reason""",
+            {"name": name},
+        )
+    await sweep(connection, 5, LEASE_S, 3600)
+    for table in ("sandboxes", "placements"):
+        cursor = await connection.execute(f"select template from {table}")
+        assert await cursor.fetchall() == [("live",)]
+    cursor = await connection.execute(
+        "select object_key, reason from snapshots where expires_at > clock_timestamp() order by 1, 2"
+    )
+    assert await cursor.fetchall() == [("live", "drain"), ("live", "request"), ("over", "request")]

@@ -35,7 +35,7 @@ async def runs(database):
     await pool.open()
     connection = await psycopg.AsyncConnection.connect(database, autocommit=True)
     await connection.execute(
-        "truncate runs, threads, journal, tool_calls, executors, hosts, placements, api_keys, tenants, flows, vclock cascade"
+        "truncate runs, threads, journal, tool_calls, executors, hosts, placements, sandboxes, api_keys, tenants, flows, vclock cascade"
     )
     await create_key(connection, Owner(TENANT, "u"), "test")
     ids = {}
@@ -151,6 +151,12 @@ SEEDS = [
         f" {OF}",
     ),
     (
+        "sandbox beyond its time",
+        "00000000-0000-7000-8000-000000000001",
+        "insert into sandboxes (tenant, user_id, sandbox_id, template, metadata, expires_at) values ('a', 'u',"
+        " '00000000-0000-7000-8000-000000000001', 'default', '{}', clock_timestamp() - interval '61 s')",
+    ),
+    (
         "executor that is gone",
         "e",
         "insert into executors (executor_id, pool, slots, busy, heartbeat_at)"
@@ -180,6 +186,20 @@ async def test_a_seeded_violation_is_found_and_named(runs, rule, name, seed):
     assert {(v.rule, v.id) for v in found} >= {(rule, expected)}
     assert (await check_runs(connection, newest=None)).violations == found
     await connection.execute("update runs set kwargs = '{}'")  # nothing is locked or left open
+
+
+async def test_a_sandbox_without_a_run_owns_its_place(runs):
+    """Red when the rule knows only runs."""
+    connection, _ = runs
+    await connection.execute(
+        """insert into sandboxes (tenant, user_id, sandbox_id, template, metadata, expires_at)
+           values ('a', 'u', gen_random_uuid(), 'default', '{}', clock_timestamp() - interval '1 s')"""
+    )
+    await connection.execute(
+        """insert into placements (tenant, user_id, run_id, host_id, template, memory, pids)
+           select tenant, user_id, sandbox_id, 'h', template, 1, 1 from sandboxes"""
+    )
+    assert (await check_runs(connection)).violations == []
 
 
 async def test_an_expired_lease_is_no_violation_until_the_sweep_had_its_time(runs, monkeypatch):

@@ -6,6 +6,8 @@ import base64
 import httpx
 import pytest
 
+from sandfleet.functions.api.app import create_app
+from tests.api.conftest import make_settings, serve
 from tests.sandboxes.calls import events, make, run
 from tests.sandboxes.conftest import Fleet
 from tests.waiting import eventually
@@ -102,3 +104,19 @@ async def test_what_the_sandbox_refuses_is_told_with_its_code(http: httpx.AsyncC
     assert refused.status_code in (404, 422), refused.text
     assert "none" in refused.json()["detail"]
     assert (await run(http, path, "true"))["exit_code"] == 0
+
+
+async def test_where_responses_end_early_a_command_cannot_take_longer(
+    fleet: Fleet, http: httpx.AsyncClient
+) -> None:
+    """As on a Lambda: refused by its field, never cut off in the middle; the window is the limit of one that names none."""
+    path = await make(http)
+    settings = make_settings(**fleet.settings, response_window_s=1.0)
+    headers = {"x-api-key": fleet.alice}
+    async with (
+        serve(create_app(settings)) as url,
+        httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as window,
+    ):
+        refused = await window.post(f"{path}/exec", json={"command": "true", "timeout_s": 2})
+        assert (refused.status_code, refused.json()["detail"][:10]) == (422, "timeout_s:")
+        assert (await run(window, path, "sleep 600"))["timed_out"]
