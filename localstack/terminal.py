@@ -8,16 +8,11 @@ from contextlib import suppress
 from typing import Any
 
 import httpx
-import psycopg
 import typer
-from botocore.exceptions import BotoCoreError, ClientError
-from langgraph_sdk.errors import LangGraphError
 from rich.console import Console
 from rich.markup import escape
 
-from sandfleet.fleet.sandbox_client.errors import ApiError
 from sandfleet.localstack.entry import INTERRUPTED
-from sandfleet.shared.errors import SandfleetError
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -43,7 +38,24 @@ def run(command: Coroutine[Any, Any, int | None]) -> None:
         code = asyncio.run(_until_signal(command))
     except asyncio.CancelledError:
         code = INTERRUPTED
-    except (
+    except Exception as error:
+        if not isinstance(error, _expected()):
+            raise
+        err.print(f"[bold red]Error:[/] {escape(_explain(error))}")
+        code = 1
+    raise typer.Exit(code or 0)
+
+
+def _expected() -> tuple[type[Exception], ...]:
+    """Failures that need no traceback. Their libraries are imported now, and not before a command that needs none of them."""
+    import psycopg
+    from botocore.exceptions import BotoCoreError, ClientError
+    from langgraph_sdk.errors import LangGraphError
+
+    from sandfleet.fleet.sandbox_client.errors import ApiError
+    from sandfleet.shared.errors import SandfleetError
+
+    return (
         SandfleetError,
         LangGraphError,
         ApiError,
@@ -51,10 +63,7 @@ def run(command: Coroutine[Any, Any, int | None]) -> None:
         psycopg.Error,
         BotoCoreError,
         ClientError,
-    ) as error:
-        err.print(f"[bold red]Error:[/] {escape(_explain(error))}")
-        code = 1
-    raise typer.Exit(code or 0)
+    )
 
 
 def _explain(error: Exception) -> str:

@@ -25,7 +25,7 @@ async def test_a_host_that_is_killed_costs_a_command_no_more_than_a_wait(
     fleet: Fleet, http: httpx.AsyncClient
 ) -> None:
     """The next host adopts the sandbox in its generation, and the command is followed to its end. Breaks when a broken
-    connection is taken for the command's end, or when the host forgets which generation a sandbox was made for."""
+    connection is taken for the command's end."""
     path = await make(http)
     command = "echo one; until test -f go; do sleep 0.1; done; echo two"
     output = ""
