@@ -13,8 +13,9 @@ DIMENSION = "Pool"
 Figures = dict[str, tuple[MetricUnit, float]]
 
 
-def figures_of(load: Load, desired: int | None, visible: int | None) -> Figures:
-    """Metrics by name. ``desired`` executors were asked for, ``visible`` permits are in the queue; None: not known."""
+def figures_of(load: Load, desired: int | None, visible: int | None, latencies: dict[str, float]) -> Figures:
+    """Metrics by name. ``desired`` executors were asked for, ``visible`` permits are in the queue; None: not known.
+    ``latencies`` are seconds by name."""
     figures: Figures = {
         "OldestReadyAge": (MetricUnit.Seconds, load.oldest_s),
         "ReadyRuns": (MetricUnit.Count, load.ready),
@@ -29,7 +30,7 @@ def figures_of(load: Load, desired: int | None, visible: int | None) -> Figures:
         figures["DesiredExecutors"] = (MetricUnit.Count, desired)
     if visible is not None:
         figures["VisiblePermits"] = (MetricUnit.Count, visible)
-    return figures
+    return figures | {name: (MetricUnit.Seconds, value) for name, value in latencies.items()}
 
 
 async def publish(settings: Settings, clients: Clients, pool: str, figures: Figures) -> None:

@@ -18,6 +18,7 @@ from sandfleet.functions.scaler.fleet import Clients, open_target
 from sandfleet.shared.errors import ScalingFailed
 from sandfleet.shared.permits import Permits
 from sandfleet.shared.scaling.decision import Decision, Load, decide
+from sandfleet.shared.scaling.latencies import recent_latencies
 from sandfleet.shared.scaling.load import busy_hosts, read_load, remember, retire, take_scaling_turn
 from sandfleet.shared.scaling.settings import ScalerSettings, Target, scaler_settings
 from sandfleet.shared.settings import Settings, settings
@@ -99,7 +100,8 @@ class Scaler:
             if target is not None:
                 await self._scale(connection, pool, target, load)
         finally:
-            figures = figures_of(load, self._desired.get(pool), await self._visible(pool))
+            latencies = await recent_latencies(connection, pool)
+            figures = figures_of(load, self._desired.get(pool), await self._visible(pool), latencies)
             await publish(self._config, self._clients, pool, figures)
 
     async def _scale(self, connection: Connection, pool: str, target: Target, load: Load) -> None:

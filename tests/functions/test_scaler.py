@@ -21,6 +21,7 @@ from sandfleet.shared.db.pool import Pool, open_pool
 from sandfleet.shared.errors import ScalingFailed
 from sandfleet.shared.ids import Owner, new_id
 from sandfleet.shared.scaling.decision import Memory
+from sandfleet.shared.scaling.latencies import recent_latencies
 from sandfleet.shared.scaling.load import busy_hosts, read_load, remember, retire, take_scaling_turn
 from sandfleet.shared.settings import Settings
 from sandfleet.shared.store.api_keys import create_key
@@ -111,6 +112,34 @@ async def test_the_duration_of_runs_is_that_of_the_last_ones(connection: Any, po
     )
     assert (await read_load(connection, "default")).run_s == pytest.approx(12.0)
     assert (await read_load(connection, "hosts")).run_s is None
+
+
+async def test_latencies_are_those_of_runs_that_ended_lately(connection: Any, pool: Pool) -> None:
+    """Red when older ones count, another pool's, or when a stage that did not happen is taken for 0."""
+    assert await recent_latencies(connection, "default") == {}
+    for _ in range(4):
+        await submit(pool, submission("a", new_id()))
+    await connection.execute(
+        """update runs set status = 'success', created_at = now() - interval '30 s', started_at = now() - interval '20 s',
+             prepared_at = now() - interval '18 s', finished_at = now() - interval '10 s'
+           where run_id in (select run_id from runs limit 3)"""
+    )
+    await connection.execute(
+        "update runs set created_at = finished_at - interval '1 h', finished_at = now() - interval '2 h' "
+        "where run_id = (select run_id from runs where finished_at is not null limit 1)"
+    )
+    found = await recent_latencies(connection, "default")
+    assert found == pytest.approx(
+        {
+            "DispatchP50": 10,
+            "DispatchP95": 10,
+            "PreparationP50": 2,
+            "PreparationP95": 2,
+            "TotalP50": 20,
+            "TotalP95": 20,
+        }
+    )
+    assert await recent_latencies(connection, "hosts") == {}
 
 
 async def host(connection: Any, name: str, sandboxes: int, taken: int) -> None:
