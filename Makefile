@@ -19,7 +19,7 @@ NODE = $(abspath $(dir $(firstword $(wildcard $(VENV)/lib/python*/site-packages/
 CDK_RUN = PATH="$(NODE):$$PATH" $(NODE)/node $(CDK_CLI)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev install-cdk demo dev test check bench simulate chaos synth deploy destroy requirements clean
+.PHONY: help install install-dev install-cdk demo dev test check bench simulate chaos synth images deploy destroy requirements clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -53,6 +53,10 @@ chaos: install-dev ## Kill, stop and lose everything for RUNS runs; SEED=… rep
 
 synth: install-cdk ## Write the templates of every size and fleet kind below build/synth, without an account
 	@$(BIN)/python -m sandfleet.infra_cdk.synth_all
+
+images: install-cdk ## Build executor and gateway for a local engine on a base image made from this machine (BASE=… for another)
+	@$(if $(BASE),,$(BIN)/python -m sandfleet.fleet.host.base_image --tag sandfleet-base:local)
+	@$(BIN)/python -m sandfleet.infra_cdk.local_images --base $(or $(BASE),sandfleet-base:local)
 
 deploy: install-cdk ## Deploy to the AWS account of the environment; CDK="-c size=small …" (docs/deploy.md)
 	@$(CDK_RUN) deploy --all --require-approval never $(CDK)

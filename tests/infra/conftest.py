@@ -31,6 +31,8 @@ CONTEXTS = {
     },
 }
 """Between them they have every construct."""
+PLAIN = {"dev": {"size": "dev", "fleet": "fargate"}}
+"""What a newcomer deploys; it goes to the emulator."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def read_templates(folder: Path, contexts: dict[str, Any]) -> list[Template]:
 def synthesized(tmp_path_factory):
     """The folder with a cloud assembly per context, written without credentials. cdk-nag found nothing, or this fails."""
     folder = tmp_path_factory.mktemp("cdk")
-    done = synthesize(folder, CONTEXTS)
+    done = synthesize(folder, {**CONTEXTS, **PLAIN})
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
     return folder
 
