@@ -30,7 +30,6 @@ from sandfleet.shared.fault_points import reach
 logger = logging.getLogger(__name__)
 
 _ANSWER_S = 10.0
-_FORGET_S = 24 * 3600.0  # after which the row of a host goes whose machine nobody reaps
 _SANDBOX_ID = re.compile(r"[0-9a-f]{16}")
 
 _HOSTS: LiteralString = """
@@ -120,9 +119,6 @@ class Reaper:
         for owner in self._dead({*things, *silent} - {self._own}, known):
             found.append(await self._reap(owner, things.get(owner, []), known.get(owner.host_id)))
             reach("reaper.forgotten")
-        for row in known.values():
-            if row.silent_s > max(_FORGET_S, self._grace_s):
-                await self._forget(row)
         await self._remove_rules()
         return Reaped(*(sum(each) for each in zip(*found, strict=True))) if found else Reaped(0, 0, 0)
 

@@ -30,8 +30,9 @@ async def sandbox_bench(root: Path, project: Path, parts: Sequence[str], most: i
         async with bed(root, project, say, _COLD, **_ROOM) as made:
             await exec_cost.measure(made, up_to(1, 8, 32, 100))
     if "acquire" in parts:
-        async with bed(root, project, say, acquire_cost.TEMPLATES, **_ROOM) as made:
-            await acquire_cost.measure(made, up_to(1, 10, 100))
+        numbers = up_to(1, 10, 100)
+        async with bed(root, project, say, acquire_cost.templates(numbers[-1]), **_ROOM) as made:
+            await acquire_cost.measure(made, numbers)
     if "idle" in parts:
         async with bed(root, project, say, _COLD, **_ROOM) as made:
             await idle_cost.measure(made, up_to(100, 300))

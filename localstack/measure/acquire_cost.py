@@ -9,29 +9,27 @@ from sandfleet.localstack.measure.bed import IMAGE, Bed, percentile, timed
 from sandfleet.localstack.measure.exec_cost import docker_exec
 from sandfleet.localstack.measure.tables import show
 
-WARM = 100
-TEMPLATES = f"""
-[templates.warm]
-warm = {WARM}
-[templates.cold]
-[templates.open]
-network = "egress"
-"""
 _OURS = {"warm": "warm", "cold": "cold", "cold, network": "open"}
 _PLAIN = "docker run + exec"
 _MOST_ROUNDS = 10
 
 
+def templates(warm: int) -> str:
+    """What `measure` needs, with so many warm sandboxes."""
+    return f'[templates.warm]\nwarm = {warm}\n[templates.cold]\n[templates.open]\nnetwork = "egress"\n'
+
+
 async def measure(bed: Bed, numbers: list[int]) -> None:
-    """Print a table of bursts of so many at once; the kinds take turns."""
+    """Print a table of bursts of so many at once, for which the pool is as large as the largest; the kinds take turns."""
+    pool = max(numbers)
     rows = []
     for number in numbers:
         spent: dict[str, list[float]] = {name: [] for name in (*_OURS, _PLAIN)}
-        for _ in range(max(1, min(_MOST_ROUNDS, WARM // (3 * number)))):
+        for _ in range(max(1, min(_MOST_ROUNDS, pool // (3 * number)))):
             for name, template in _OURS.items():
-                await bed.warm(WARM)
+                await bed.warm(pool)
                 spent[name] += await _ours(bed, template, number)
-            await bed.warm(WARM)
+            await bed.warm(pool)
             spent[_PLAIN] += await _plain(bed, number)
         base = percentile(spent[_PLAIN], 50)
         for name, each in spent.items():

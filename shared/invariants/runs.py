@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from psycopg import AsyncConnection
 
 from sandfleet.shared.invariants import GONE_S, Violation
-from sandfleet.shared.store.expiry import FORGET_S
+from sandfleet.shared.store.expiry import FORGET_S, UNREAPED_S
 
 NEWEST = 50_000
 """Runs that are over and are looked at, the newest first, so that the check stays cheap beside millions of old ones."""
@@ -153,8 +153,8 @@ _RULES = {
     ),
     "sandbox host that is gone": (
         "",
-        """select host_id, 'silent for a long time' from hosts
-            where heartbeat_at < now() - make_interval(secs => %(forget_s)s + %(gone_s)s)""",
+        """select host_id, 'silent for a long time' from hosts where heartbeat_at
+            < now() - make_interval(secs => case when folder is null then %(forget_s)s else %(unreaped_s)s end + %(gone_s)s)""",
     ),
 }
 
@@ -169,7 +169,7 @@ async def check_runs(connection: AsyncConnection[Any], newest: int | None = NEWE
     Runs that are not over are all looked at; of those that are, the ``newest`` (None: all). ``connection`` is in
     autocommit mode.
     """
-    values = {"newest": newest, "gone_s": GONE_S, "forget_s": FORGET_S}
+    values = {"newest": newest, "gone_s": GONE_S, "forget_s": FORGET_S, "unreaped_s": UNREAPED_S}
     violations: list[Violation] = []
     async with connection.transaction():
         await connection.execute("set transaction isolation level repeatable read, read only")

@@ -13,6 +13,10 @@ FORGET_S = 300.0
 """Executors and sandbox hosts that have been silent for so long are forgotten; one that comes back registers again.
 An operation that ended so long ago has lost the API process that waited for it."""
 
+UNREAPED_S = 24 * 3600.0
+"""Hosts that have a folder are forgotten after so long only: before that another host of the same machine removes what is
+in it, and forgets them itself."""
+
 BATCH = 100
 """Rows of a kind that are handled at a time. Each function here returns how many there were."""
 
@@ -29,8 +33,9 @@ OLD_OPERATIONS: LiteralString = f"""(
     < now() - make_interval(secs => {FORGET_S}))"""
 OLD_SANDBOXES: LiteralString = "((select min(expires_at) from sandboxes) < now())"
 SILENT: LiteralString = f"""(
-  (select least((select min(heartbeat_at) from executors), (select min(heartbeat_at) from hosts)))
-    < now() - make_interval(secs => {FORGET_S}))"""
+  (select least((select min(heartbeat_at) from executors), (select min(heartbeat_at) from hosts where folder is null)))
+    < now() - make_interval(secs => {FORGET_S})
+  or (select min(heartbeat_at) from hosts) < now() - make_interval(secs => {UNREAPED_S}))"""
 
 
 async def expire_keys(connection: Connection, idempotency_ttl_s: float) -> int:
@@ -107,9 +112,9 @@ async def expire_sandboxes(connection: Connection) -> int:
 
 async def forget_silent(connection: Connection) -> int:
     """Forget executors and sandbox hosts that have died: they could not sign off."""
-    for table in ("executors", "hosts"):
-        await connection.execute(
-            f"delete from {table} where heartbeat_at < clock_timestamp() - make_interval(secs => %s)",
-            (FORGET_S,),
-        )
+    silent = "heartbeat_at < clock_timestamp() - make_interval(secs => %s)"
+    await connection.execute(f"delete from executors where {silent}", (FORGET_S,))
+    await connection.execute(
+        f"delete from hosts where {silent} and (folder is null or {silent})", (FORGET_S, UNREAPED_S)
+    )
     return 0
