@@ -11,21 +11,33 @@ from sandfleet.localstack.measure.bed import Bed
 
 
 async def processes(bed: Bed) -> dict[str, tuple[int, float]]:
-    """Memory (bytes of PSS, which counts what is shared once) and CPU seconds by kind of process,
-    ended children included: ``agents``, ``shims``, ``engine`` and ``host``."""
-    return await asyncio.to_thread(_look, _engine_pid(bed), _host_pid(bed))
+    """Memory (bytes of PSS, which counts what is shared once) and CPU seconds by kind of process, ended children included:
+    ``agents`` and ``shims`` of the stack's containers, ``engine`` and ``host``."""
+    return await asyncio.to_thread(_look, _engine_pid(bed), _host_pid(bed), set(await bed.running()))
 
 
-def _look(engine_pid: int, host_pid: int) -> dict[str, tuple[int, float]]:
-    engine = psutil.Process(engine_pid)
-    below = {engine_pid, *(child.pid for child in engine.children(recursive=True))}
-    # Shims belong to init; the address that they were given is that of this engine's containerd.
-    root = next((line for pid in below for line in _arguments(pid) if line.endswith("containerd.toml")), "")
-    address = str(Path(root).with_name("containerd.sock"))
-    shims = {p.pid for p in psutil.process_iter() if p.pid not in below and address in _arguments(p.pid)}
-    agents = {child.pid for pid in shims for child in psutil.Process(pid).children(recursive=True)}
-    kinds = {"agents": agents, "shims": shims, "engine": below, "host": {host_pid}}
+def _look(engine_pid: int, host_pid: int, containers: set[str]) -> dict[str, tuple[int, float]]:
+    children: dict[int, set[int]] = {}
+    shims = set()
+    for process in psutil.process_iter(["ppid"]):
+        children.setdefault(process.info["ppid"], set()).add(process.pid)
+        if not containers.isdisjoint(_arguments(process.pid)):
+            shims.add(process.pid)
+    kinds = {
+        "agents": _below(shims, children),
+        "shims": shims,
+        "engine": {engine_pid} | _below({engine_pid}, children),
+        "host": {host_pid},
+    }
     return {name: (sum(map(_pss, pids)), sum(map(_cpu_s, pids))) for name, pids in kinds.items()}
+
+
+def _below(pids: set[int], children: dict[int, set[int]]) -> set[int]:
+    found: set[int] = set()
+    while pids:
+        pids = {child for pid in pids for child in children.get(pid, ())} - found
+        found |= pids
+    return found
 
 
 def _engine_pid(bed: Bed) -> int:
