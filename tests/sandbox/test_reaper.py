@@ -19,7 +19,11 @@ from tests.waiting import eventually
 FILE = '[templates.open]\nnetwork = "egress"\n'
 # The pause between passes, and the grace: longer than the two seconds between beats of a host that lives.
 REAPS = {"SANDFLEET_REAP_EVERY_S": "0.5", "SANDFLEET_REAP_GRACE_S": "5"}
-WARM = {"SANDFLEET_WARM_REFILL_PER_S": "1000"}
+WARM = {
+    "SANDFLEET_WARM_REFILL_PER_S": "1000",
+    "SANDFLEET_HOST_MEMORY_BYTES": str(2**40),
+    "SANDFLEET_HOST_PIDS": str(2**22),
+}
 REMOVED = "removed what hosts that are gone have left"
 
 
