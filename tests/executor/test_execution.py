@@ -148,9 +148,16 @@ async def test_no_step_begins_before_its_checkpoint_is_committed(executor: Execu
     assert committed == [2, 3, 4], "the input's, the start's, and one for each step before"
 
 
-@pytest.mark.parametrize("lost", ["the state is not told", "PostgreSQL cannot hold the state"])
+@pytest.mark.parametrize(
+    ("lost", "status"),
+    [
+        ("the run is broken off", "interrupted"),
+        ("the state is not told", "error"),
+        ("PostgreSQL cannot hold the state", "success"),
+    ],
+)
 async def test_a_checkpoint_is_kept_without_its_state(
-    executor: Executor, monkeypatch: pytest.MonkeyPatch, lost: str
+    executor: Executor, monkeypatch: pytest.MonkeyPatch, lost: str, status: str
 ) -> None:
     """Red when what is held back for a state goes with it: the step would be taken again."""
     rows_of = execution_module.payload_rows
@@ -159,6 +166,9 @@ async def test_a_checkpoint_is_kept_without_its_state(
         found = rows_of(*args)
         if args[2]["next"]:
             return found
+        if lost == "the run is broken off":
+            execution.stop(execution_module.Stop.INTERRUPT)
+            raise asyncio.CancelledError
         if lost == "the state is not told":
             raise RuntimeError("no rows can be made of it")
         return [row._replace(created_at="\0") if isinstance(row, SnapshotRow) else row for row in found]
@@ -173,8 +183,7 @@ async def test_a_checkpoint_is_kept_without_its_state(
         )
         == 3
     )
-    status, _, _ = await executor.stored(execution.run.fence.key)
-    assert status == ("error" if lost == "the state is not told" else "success")
+    assert (await executor.stored(execution.run.fence.key))[0] == status
 
 
 @pytest.mark.parametrize("bound", [{"kept_events": 20}, {"kept_bytes": 2_000}], ids=["events", "bytes"])

@@ -15,6 +15,8 @@ from tests.faults.view import View
 from tests.projects.basic.counter import expected_digest
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.timeout(1800)  # the stories come one after the other, each with a recovery
+
 STEPS = 4
 # (point, what happens there): (attempts that the run takes, deaths that are counted)
 EXPECTED = {
@@ -34,12 +36,14 @@ SUBMITS = ["kill", "lose"]
 
 @dataclass
 class Story:
-    """What came of one run: its client's view, its row (status, attempt, deaths), its journal and its values."""
+    """What came of one run: its client's view, its row (status, attempt, deaths), its journal, its values, and how many
+    checkpoints it has written."""
 
     view: View
     row: tuple[str, int, int]
     journal: list[tuple[int, int, str]]
     values: dict[str, Any]
+    checkpoints: int
 
 
 @dataclass
@@ -93,7 +97,10 @@ async def submit_story(fleet: Fleet, action: str) -> tuple[Answer, Answer, Story
 
 async def story(fleet: Fleet, run_id: str) -> Story:
     view = await fleet.seen(run_id)
-    return Story(view, await fleet.row(run_id), await fleet.journal(run_id), await fleet.values(run_id))
+    ((checkpoints,),) = await fleet.sql("select count(*) from checkpoints where run_id = %s", run_id)
+    return Story(
+        view, await fleet.row(run_id), await fleet.journal(run_id), await fleet.values(run_id), checkpoints
+    )
 
 
 @pytest.fixture(params=EXPECTED, ids=" ".join)
@@ -108,7 +115,8 @@ async def test_the_run_succeeds(stories: Stories, at: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("at", STEPWISE, ids=" ".join)
 async def test_every_step_counts_once(stories: Stories, at: tuple[str, str]) -> None:
-    """Red when a step that is in a checkpoint is run again, or one that is not is left out."""
+    """Red when a step that is in a checkpoint is run again, which would write another one, or one that is not is left out."""
+    assert stories.executors[at].checkpoints == 1 + 1 + STEPS, "the input's, the start's, and each step's"
     assert stories.executors[at].values["digest"] == expected_digest(STEPS)
     assert stories.executors[at].values["done"] == list(range(1, STEPS + 1))
 
