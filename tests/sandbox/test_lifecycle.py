@@ -300,6 +300,11 @@ async def test_a_full_host_refuses(own_host):
     with pytest.raises(NoRoom):
         await second.exec("true")
     await first.close()
+
+    async def room():
+        return (await host.health())["room"] == 1
+
+    await eventually(room, what="the first one is removed")
     assert (await second.exec("echo room")).stdout == b"room\n"
     await client.aclose()
 
