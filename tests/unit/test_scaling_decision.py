@@ -115,6 +115,13 @@ def test_a_pool_without_an_idle_executor_lets_some_run_out_of_work() -> None:
     assert (third.desired, third.surplus) == (2, 0)
 
 
+def test_a_pool_shrinks_to_what_the_busiest_moment_of_its_patience_needed() -> None:
+    """Red when only the last moment counts: the next burst would find too few."""
+    calm = Load(NOW, 0, 0.0, 8, 8, 128, 0, 30.0)
+    low = Memory(low_since_s=NOW - DEFAULT.in_after_s, low_peak=5)
+    assert decide(DEFAULT, calm, 8, low).desired == 5
+
+
 @given(policies, loads())
 def test_the_first_run_brings_the_first_executor(policy: Policy, load: Load) -> None:
     """From zero nobody waits for an age: red when the pool waits until the run is old enough."""
