@@ -51,8 +51,10 @@ async def known(host):
 
 
 def folders(host):
-    """What a host has in its folder, but for the lock."""
-    return sorted(str(path.relative_to(host.folder / "host")) for path in (host.folder / "host").rglob("*/*"))
+    """What a host has in its folder, but for the lock: sandboxes, and the folders that every host makes."""
+    folder = host.folder / "host"
+    names = [f"sandboxes/{path.name}" for path in (folder / "sandboxes").iterdir()]
+    return names + [name for name in ("state", "agent", "snapshots") if (folder / name).exists()]
 
 
 async def networks(host):
