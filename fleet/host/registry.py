@@ -276,7 +276,7 @@ class Registry:
         metrics.ACQUIRES.labels("cold" if warm is None else "warm").observe(spent_s)
         about = {
             "sandbox": sandbox.id,
-            "run": str(key.run_id),
+            **_about(key),
             "ms": round(spent_s * 1000),
             "warm": warm is not None,
         }
@@ -369,7 +369,7 @@ class Registry:
             told = self._seen[key].attempt if sandbox.loss_told else 0
             self._lost[key] = _Loss(reason, told)
             metrics.LOST.inc()
-            logger.warning("sandbox lost", extra={"sandbox": sandbox.id, "run": str(key.run_id)})
+            logger.warning("sandbox lost", extra={"sandbox": sandbox.id, **_about(key)})
             await self._destroy(sandbox)
         elif self.warm.lost(sandbox):
             logger.warning("warm sandbox lost", extra={"sandbox": sandbox.id})
@@ -383,7 +383,7 @@ class Registry:
         self._lost.pop(key, None)
         if sandbox := self._sandboxes.pop(key, None):
             await self._destroy(sandbox)
-            logger.info("sandbox removed", extra={"sandbox": sandbox.id, "run": str(key.run_id)})
+            logger.info("sandbox removed", extra={"sandbox": sandbox.id, **_about(key)})
 
     def dismiss(self, key: RunKey) -> None:
         """Remove the run's sandbox in the background."""
@@ -415,7 +415,7 @@ class Registry:
                 if now - s.born > s.template.lifetime_s
             }
             for key, lifetime_s in over.items():
-                logger.warning("sandbox beyond its lifetime", extra={"run": str(key.run_id)})
+                logger.warning("sandbox beyond its lifetime", extra=_about(key))
                 await self.remove(key)
                 self._lost[key] = _Loss(
                     f"The sandbox was lost: it reached its lifetime of {lifetime_s:.0f} s."
@@ -451,7 +451,7 @@ class Registry:
         finally:
             self._looking.discard(key)
         if sandbox.asked == asked and self._sandboxes.get(key) is sandbox:
-            logger.info("idle sandbox ended", extra={"sandbox": sandbox.id, "run": str(key.run_id)})
+            logger.info("idle sandbox ended", extra={"sandbox": sandbox.id, **_about(key)})
             await self.remove(key)
             limit_s = sandbox.template.idle_s
             self._lost[key] = _Loss(f"The sandbox was ended: for {limit_s:g} s nobody had used it.")
@@ -489,7 +489,7 @@ class Registry:
         try:
             await self.snapshot(Fence(key, self._seen[key].attempt), "drain")
         except SandfleetError as error:
-            logger.warning("workspace not kept", extra={"run": str(key.run_id), "reason": error.code})
+            logger.warning("workspace not kept", extra={**_about(key), "reason": error.code})
 
     async def _sweep(self) -> None:
         old = time.time() - _STRAY_S
@@ -514,3 +514,7 @@ class Registry:
         with suppress(SandfleetError):
             await self._sweep()
         await self.snapshots.aclose()
+
+
+def _about(key: RunKey) -> dict[str, str]:
+    return {"run_id": str(key.run_id), "tenant": key.tenant}

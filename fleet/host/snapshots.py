@@ -86,7 +86,15 @@ class Snapshots:
             with suppress(SandfleetError):
                 await self._bucket.delete([key])  # nobody else knows of it
             raise
-        logger.info("snapshot taken", extra={"run": str(fence.key.run_id), "bytes": size, "reason": reason})
+        logger.info(
+            "snapshot taken",
+            extra={
+                "run_id": str(fence.key.run_id),
+                "tenant": fence.key.tenant,
+                "bytes": size,
+                "reason": reason,
+            },
+        )
         return taken
 
     async def find(self, key: RunKey) -> snapshots.Snapshot | None:
@@ -115,7 +123,12 @@ class Snapshots:
                 f"The snapshot {snapshot.snapshot_id} is given up, and the next use finds an empty sandbox. {error.message}"
             ) from error
         logger.info(
-            "snapshot restored", extra={"run": str(fence.key.run_id), "snapshot": str(snapshot.snapshot_id)}
+            "snapshot restored",
+            extra={
+                "run_id": str(fence.key.run_id),
+                "tenant": fence.key.tenant,
+                "snapshot": str(snapshot.snapshot_id),
+            },
         )
 
     async def tend(self) -> None:
