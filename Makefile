@@ -19,7 +19,7 @@ NODE = $(abspath $(dir $(firstword $(wildcard $(VENV)/lib/python*/site-packages/
 CDK_RUN = PATH="$(NODE):$$PATH" $(NODE)/node $(CDK_CLI)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev install-cdk demo dev test check bench simulate chaos synth images deploy destroy requirements clean
+.PHONY: help install install-dev install-cdk demo dev test check bench simulate chaos synth images bootstrap deploy destroy requirements clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -57,6 +57,9 @@ synth: install-cdk ## Write the templates of every size and fleet kind below bui
 images: install-cdk ## Build executor and gateway for a local engine on a base image made from this machine (BASE=… for another)
 	@$(if $(BASE),,$(BIN)/python -m sandfleet.fleet.host.base_image --tag sandfleet-base:local)
 	@$(BIN)/python -m sandfleet.infra_cdk.local_images --base $(or $(BASE),sandfleet-base:local)
+
+bootstrap: install-cdk ## Prepare the AWS account and region of the environment for CDK, once (CDK="-c …" as for deploy)
+	@$(CDK_RUN) bootstrap $(CDK)
 
 deploy: install-cdk ## Deploy to the AWS account of the environment; CDK="-c size=small …" (docs/deploy.md)
 	@$(CDK_RUN) deploy --all --require-approval never $(CDK)

@@ -1,4 +1,4 @@
-"""The API's one address: a Regional REST API before the Lambda, and before the gateway for what streams or waits.
+"""The API's one address: a Regional REST API before the Lambda, and before the gateway for what streams, waits or carries files.
 
 HTTP APIs do not stream. A REST API does since its integrations have a response transfer mode: 15 minutes at most, 5 minutes
 without a byte (the gateway sends one every 15 s), 2 MB/s after the first 10 MB.
@@ -14,10 +14,10 @@ from sandfleet.infra_cdk.emulated import Emulator
 from sandfleet.infra_cdk.gateway import Gateway
 from sandfleet.infra_cdk.logs import log_group
 from sandfleet.infra_cdk.network import Network
-from sandfleet.infra_cdk.paths import STREAMING
+from sandfleet.infra_cdk.paths import STAGE_PREFIX, TO_GATEWAY
 from sandfleet.infra_cdk.sizes import Size
 
-STAGE = "v1"
+STAGE = STAGE_PREFIX.strip("/")
 STREAM_TIMEOUT = Duration.minutes(15)
 """The longest that API Gateway takes for a streamed response. Clients come back with Last-Event-ID."""
 
@@ -43,8 +43,8 @@ class Api(Construct):
             description="sandfleet",
             endpoint_configuration=apigateway.EndpointConfiguration(types=[apigateway.EndpointType.REGIONAL]),
             cloud_watch_role=False,
-            disable_execute_api_endpoint=False,
-            min_compression_size=None,
+            # Bodies are passed on as they are: a Lambda gets them as base64, and answers so what is no text.
+            binary_media_types=["*/*"],
             deploy_options=apigateway.StageOptions(
                 stage_name=STAGE,
                 tracing_enabled=True,
@@ -75,35 +75,38 @@ class Api(Construct):
         self.url = self.rest.url
 
     def _route(self) -> None:
-        """All to the Lambda, but the streaming paths.
+        """All to the Lambda, but what goes to the gateway.
 
         API Gateway matches the most specific resource and does not fall back to a wider one, so each resource on the way
-        to a streaming path has to send the rest below it to the Lambda too. A resource with a variable child cannot
+        to the gateway's paths has to send the rest below it to the Lambda too. A resource with a variable child cannot
         have a greedy one beside it: there the variable child matches all.
         """
-        streams = {path: method for method, path in STREAMING}
-        parents = {path.rpartition("/")[0] for path in streams}
-        parents |= {ancestor for path in streams for ancestor in _ancestors(path)}
-        self._send_all_to_lambda(self.rest.root, greedy=True)
-        for path in sorted(parents - {""}, key=lambda p: p.count("/")):
-            variable = any(other.startswith(f"{path}/{{") for other in parents | streams.keys())
-            self._send_all_to_lambda(self.rest.root.resource_for_path(path), greedy=not variable)
-        for path, method in streams.items():
+        paths = {path for _, path in TO_GATEWAY}
+        ancestors = {ancestor for path in paths for ancestor in _ancestors(path)}
+        self._send_all_to_lambda(self.rest.root)
+        self._send_rest_to_lambda(self.rest.root)
+        for path in sorted(paths | ancestors, key=lambda p: (p.count("/"), p)):
             resource = self.rest.root.resource_for_path(path)
-            resource.add_method("ANY", self._to_lambda)
-            self._stream(resource, method, path)
+            methods = [method for method, other in TO_GATEWAY if other == path]
+            if "ANY" not in methods:
+                self._send_all_to_lambda(resource)
+            if path in ancestors and not any(o.startswith(f"{path}/{{") for o in paths | ancestors):
+                self._send_rest_to_lambda(resource)
+            for method in methods:
+                self._send_to_gateway(resource, method, path)
 
-    def _send_all_to_lambda(self, resource: apigateway.IResource, *, greedy: bool) -> None:
+    def _send_all_to_lambda(self, resource: apigateway.IResource) -> None:
         resource.add_method("ANY", self._to_lambda)
-        if greedy:
-            resource.add_resource("{proxy+}").add_method("ANY", self._to_lambda)
 
-    def _stream(self, resource: apigateway.IResource, method: str, path: str) -> None:
-        names = [part.strip("{}") for part in path.split("/") if part.startswith("{")]
+    def _send_rest_to_lambda(self, resource: apigateway.IResource) -> None:
+        self._send_all_to_lambda(resource.add_resource("{proxy+}"))
+
+    def _send_to_gateway(self, resource: apigateway.IResource, method: str, path: str) -> None:
+        names = [part.strip("{+}") for part in path.split("/") if part.startswith("{")]
         added = resource.add_method(
             method,
             apigateway.HttpIntegration(
-                f"{self._gateway_url}{path}",
+                f"{self._gateway_url}{path.replace('+}', '}')}",
                 http_method=method,
                 proxy=True,
                 options=apigateway.IntegrationOptions(

@@ -42,8 +42,6 @@ class Deployment(BaseModel):
     """Executors on Fargate Spot, and hosts on Spot instances: cheaper, and drained when AWS wants them back."""
     fast_scaling: bool = False
     """The scaler sets the counts of tasks and hosts itself, six times a minute; else alarms do, once a minute."""
-    warm_hosts: int = Field(0, ge=0, le=20)
-    """Stopped hosts that are kept ready to start."""
     waf: bool = False
     """A web application firewall before the API: AWS' common rules and a rate per address."""
     alarm_email: str = Field("", pattern=r"^$|^[^@\s]+@[^@\s]+$")

@@ -11,7 +11,6 @@ ABSENT = frozenset(
         "AWS::ApiGatewayV2::VpcLink",
         "AWS::ApplicationAutoScaling::ScalableTarget",
         "AWS::ApplicationAutoScaling::ScalingPolicy",
-        "AWS::AutoScaling::WarmPool",
         "AWS::EC2::EIP",
         "AWS::EC2::FlowLog",
         "AWS::EC2::NatGateway",

@@ -10,6 +10,7 @@ from sandfleet.infra_cdk.deployment import Deployment
 from sandfleet.infra_cdk.image import Image
 from sandfleet.infra_cdk.logs import log_group
 from sandfleet.infra_cdk.network import GATEWAY_PORT, Network, private
+from sandfleet.infra_cdk.paths import STAGE_PREFIX
 from sandfleet.infra_cdk.sizes import Size
 from sandfleet.infra_cdk.tasks import cpu_architecture
 
@@ -41,6 +42,7 @@ class Gateway(Construct):
                 **environment,
                 "SANDFLEET_API_HOST": "0.0.0.0",
                 "SANDFLEET_API_PORT": str(GATEWAY_PORT),
+                "SANDFLEET_API_PREFIX": STAGE_PREFIX,
                 "SANDFLEET_API_POOL_SIZE": str(GATEWAY_POOL),
             },
             logging=ecs.LogDrivers.aws_logs(stream_prefix="gateway", log_group=log_group(self, "Logs", size)),

@@ -1,6 +1,7 @@
 """Docker hosts: an auto scaling group of machines with an engine, the sandbox host daemon, and an executor."""
 
 import json
+from dataclasses import dataclass
 
 from aws_cdk import Aws, Duration, Stack
 from aws_cdk import aws_autoscaling as autoscaling
@@ -10,7 +11,7 @@ from aws_cdk import aws_secretsmanager as secretsmanager
 from constructs import Construct
 
 from sandfleet.infra_cdk.deployment import ROOT, Deployment
-from sandfleet.infra_cdk.executors import PROJECT, STOP_S, executor_environment
+from sandfleet.infra_cdk.executors import DRAIN_GRACE_S, PROJECT, STOP_S, executor_environment
 from sandfleet.infra_cdk.image import Image
 from sandfleet.infra_cdk.logs import log_group
 from sandfleet.infra_cdk.network import HOST_PORT, Network, private
@@ -18,10 +19,28 @@ from sandfleet.infra_cdk.packaging import TEMPLATES
 from sandfleet.infra_cdk.sizes import Size
 
 DRAIN = Duration.minutes(5)
-"""How long a machine that is to go may drain: an executor's `STOP_S`, then the daemon's last snapshots."""
+"""How long a machine that is to go may drain: its executor, then the daemon; then AWS takes it."""
+SPOT_NOTICE_S = 120
+"""What AWS leaves a Spot instance."""
 DATA = "/var/lib/sandfleet"
 SANDBOX_BASE = "python:3.13-slim"
 """What the image of the default sandbox template is made from."""
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """Seconds that executor and daemon are given, one after the other: for what is under way, and until they are killed,
+    which leaves runs to be handed over and workspaces to be kept as snapshots."""
+
+    executor_grace_s: int
+    executor_s: int
+    host_grace_s: int
+    host_s: int
+
+
+ON_DEMAND = Stopping(executor_grace_s=DRAIN_GRACE_S, executor_s=STOP_S, host_grace_s=60, host_s=100)
+SPOT = Stopping(executor_grace_s=45, executor_s=55, host_grace_s=15, host_s=55)
+"""Together less than `SPOT_NOTICE_S`, of which up to 5 s pass before the machine looks."""
 
 
 class Hosts(Construct):
@@ -44,6 +63,7 @@ class Hosts(Construct):
         self.logs = log_group(self, "Logs", size)
         self.logs.grant_write(self.role)
         self._secrets = deployment.secrets
+        self._stopping = SPOT if deployment.spot else ON_DEMAND
         for name, source in deployment.secrets.items():
             secretsmanager.Secret.from_secret_name_v2(
                 self, f"Secret{name}", source.rpartition(":")[0]
@@ -84,11 +104,13 @@ class Hosts(Construct):
                     host_environment={
                         **environment,
                         "SANDFLEET_SNAPSHOT_BUCKET": bucket,
+                        "SANDFLEET_HOST_DRAIN_GRACE_S": str(self._stopping.host_grace_s),
                         **({"SANDFLEET_TEMPLATES": f"{PROJECT}/{TEMPLATES}"} if templates.is_file() else {}),
                     },
                     executor_environment={
                         **executor_environment(deployment, size, "hosts"),
                         **environment,
+                        "SANDFLEET_DRAIN_GRACE_S": str(self._stopping.executor_grace_s),
                     },
                 )
             ),
@@ -109,6 +131,8 @@ class Hosts(Construct):
             capacity_rebalance=deployment.spot,
             max_instance_lifetime=Duration.days(30),
             default_instance_warmup=Duration.seconds(120),
+            # Until the scaler has looked at them: it protects those with runs or sandboxes, and gives the others free.
+            new_instances_protected_from_scale_in=True,
         )
         # The machine itself watches for this (see drain.sh) and says when it has drained.
         self.group.add_lifecycle_hook(
@@ -133,8 +157,6 @@ class Hosts(Construct):
         self.role.add_to_policy(
             iam.PolicyStatement(actions=["autoscaling:DescribeAutoScalingInstances"], resources=["*"])
         )
-        if deployment.warm_hosts:
-            self.group.add_warm_pool(min_size=deployment.warm_hosts, reuse_on_scale_in=False)
 
     def _start(
         self,
@@ -150,7 +172,8 @@ class Hosts(Construct):
             "HOST_IMAGE": host_image,
             "EXECUTOR_IMAGE": executor_image,
             "HOST_PORT": str(HOST_PORT),
-            "STOP_S": str(STOP_S),
+            "EXECUTOR_STOP_S": str(self._stopping.executor_s),
+            "HOST_STOP_S": str(self._stopping.host_s),
             "DATA": DATA,
             "SANDBOX_BASE": SANDBOX_BASE,
         }

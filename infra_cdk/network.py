@@ -67,6 +67,7 @@ class Network(Construct):
         self._allow(self.link, self.balancer, 80, "API Gateway")
         self._allow(self.balancer, self.gateway, GATEWAY_PORT, "load balancer")
         self._allow(self.executors, self.hosts, HOST_PORT, "executors on Fargate")
+        self._allow(self.gateway, self.hosts, HOST_PORT, "gateway")
         self._allow(self.proxy, self.database, POSTGRES_PORT, "RDS Proxy")
         self._allow(self.functions, self.proxy, POSTGRES_PORT, "Lambdas")
         for name, source in (

@@ -109,6 +109,12 @@ class AppStack(Stack):
             *(fleet.service if isinstance(fleet, Executors) else fleet.group for fleet in fleets.values()),
         )
         CfnOutput(self, "Url", value=self.api.url, description="Base URL for langgraph-sdk")
+        CfnOutput(
+            self,
+            "KeyFunction",
+            value=migration.function.function_name,
+            description="Invoke with {tenant, user} for a key",
+        )
         condition_out(self, self.emulator)
 
     def _environment(self, database_url: str) -> dict[str, str]:

@@ -59,6 +59,7 @@ token=$(curl -sf -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 60' http://169
 INSTANCE=$(curl -sf -H "X-aws-ec2-metadata-token: $token" http://169.254.169.254/latest/meta-data/instance-id)
 
 # The daemon works on the machine itself: its engine, its packet filter, its control groups. It is the only part that does.
+# In a namespace of its own it would read paths of control groups that are not those below /sys/fs/cgroup.
 cat >/etc/systemd/system/sandfleet-host.service <<END
 [Unit]
 Description=sandfleet sandbox host
@@ -69,9 +70,9 @@ StartLimitIntervalSec=0
 ExecStartPre=/etc/sandfleet/pull.sh $HOST_IMAGE
 ExecStartPre=-/usr/bin/docker rm -f sandfleet-host
 ExecStartPre=/usr/bin/docker run --rm -v /var/run/docker.sock:/var/run/docker.sock --entrypoint python3 $HOST_IMAGE -P -m sandfleet.fleet.host.base_image --from $SANDBOX_BASE
-ExecStart=/usr/bin/docker run --name sandfleet-host --privileged --network host --pid host --env-file /etc/sandfleet/host.env -e SANDFLEET_HOST_ID=$INSTANCE -e SANDFLEET_HOST_DIR=$DATA/host -e SANDFLEET_HOST_SOCKET=$DATA/host.sock -e SANDFLEET_HOST_LISTEN=0.0.0.0:$HOST_PORT -v /var/run/docker.sock:/var/run/docker.sock -v $DATA:$DATA -v /sys/fs/cgroup:/sys/fs/cgroup $LOGS --log-opt awslogs-stream=host-$INSTANCE $HOST_IMAGE
-ExecStop=/usr/bin/docker stop -t 60 sandfleet-host
-TimeoutStopSec=70
+ExecStart=/usr/bin/docker run --name sandfleet-host --privileged --network host --pid host --cgroupns host --env-file /etc/sandfleet/host.env -e SANDFLEET_HOST_ID=$INSTANCE -e SANDFLEET_HOST_DIR=$DATA/host -e SANDFLEET_HOST_SOCKET=$DATA/host.sock -e SANDFLEET_HOST_LISTEN=0.0.0.0:$HOST_PORT -v /var/run/docker.sock:/var/run/docker.sock -v $DATA:$DATA -v /sys/fs/cgroup:/sys/fs/cgroup $LOGS --log-opt awslogs-stream=host-$INSTANCE $HOST_IMAGE
+ExecStop=/usr/bin/docker stop -t $HOST_STOP_S sandfleet-host
+TimeoutStopSec=$((HOST_STOP_S + 10))
 Restart=always
 RestartSec=1
 [Install]
@@ -89,8 +90,8 @@ ExecStartPre=/etc/sandfleet/pull.sh $EXECUTOR_IMAGE
 ExecStartPre=/etc/sandfleet/secrets.sh
 ExecStartPre=-/usr/bin/docker rm -f sandfleet-executor
 ExecStart=/usr/bin/docker run --name sandfleet-executor --network host --read-only --tmpfs /tmp --cap-drop ALL --user 0 --security-opt no-new-privileges --env-file /etc/sandfleet/executor.env --env-file /run/sandfleet-secrets.env -e SANDFLEET_HOST_ID=$INSTANCE -e SANDFLEET_HOST_SOCKET=$DATA/host.sock -v $DATA:$DATA $LOGS --log-opt awslogs-stream=executor-$INSTANCE $EXECUTOR_IMAGE
-ExecStop=/usr/bin/docker stop -t $STOP_S sandfleet-executor
-TimeoutStopSec=$((STOP_S + 10))
+ExecStop=/usr/bin/docker stop -t $EXECUTOR_STOP_S sandfleet-executor
+TimeoutStopSec=$((EXECUTOR_STOP_S + 10))
 Restart=always
 RestartSec=1
 [Install]

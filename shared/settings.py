@@ -93,6 +93,11 @@ class Settings(BaseSettings):
     # --- API -----------------------------------------------------------------------------------------------------
     api_host: str = Field("127.0.0.1", description="Address that the API listens on.")
     api_port: int = Field(8123, description="TCP port that the API listens on.")
+    api_prefix: str = Field(
+        "",
+        pattern=r"^$|^(/[A-Za-z0-9._~-]+)+$",
+        description="What a front puts before each path, e.g. the stage of an API Gateway, /v1: it is taken off.",
+    )
     api_pool_size: int = Field(10, ge=1, description="PostgreSQL connections of one API process at most.")
     max_body_bytes: int = Field(
         2 * 1024 * 1024, ge=1024, description="Largest request body; more answers 413."

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from sandfleet import __version__
 from sandfleet.functions.api import docs, errors
 from sandfleet.functions.api.auth import Authentication
+from sandfleet.functions.api.prefix import WithoutPrefix
 from sandfleet.functions.api.request_context import RequestContext
 from sandfleet.functions.api.resources import Resources
 from sandfleet.functions.api.routes import (
@@ -97,4 +98,6 @@ def create_app(settings: Settings, *, buffered: bool = False) -> FastAPI:
         expose_headers=_EXPOSED,
     )
     app.add_middleware(RequestContext)
+    if settings.api_prefix:
+        app.add_middleware(WithoutPrefix, prefix=settings.api_prefix)
     return app

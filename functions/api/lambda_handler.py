@@ -9,6 +9,7 @@ from typing import Any
 from mangum import Mangum
 
 from sandfleet.functions.api.app import create_app
+from sandfleet.functions.api.prefix import without_prefix
 from sandfleet.functions.lambda_logs import failing_without_content, lambda_logger
 from sandfleet.shared.db import logins
 from sandfleet.shared.settings import settings
@@ -37,8 +38,8 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
 def _without_stage(event: dict[str, Any]) -> dict[str, Any]:
     """An HTTP API puts the name of its stage in front of the path, except for the default stage."""
     context = event.get("requestContext", {})
-    stage, http = f"/{context.get('stage')}/", context.get("http")
-    if http is None or not http["path"].startswith(stage):
+    http = context.get("http")
+    if http is None:
         return event
-    path = http["path"][len(stage) - 1 :]
+    path = without_prefix(http["path"], f"/{context.get('stage')}")
     return {**event, "rawPath": path, "requestContext": {**context, "http": {**http, "path": path}}}

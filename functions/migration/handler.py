@@ -1,9 +1,10 @@
 """Bring the schema to its newest revision: a custom resource of CloudFormation, called before new code serves.
 
 It logs in as the database's administrator, whose password RDS keeps, and sees to the role that all other processes log in
-as, with tokens of IAM where there is IAM.
+as, with tokens of IAM where there is IAM. It is in the network and may write, so it also makes a deployment's first API key.
 """
 
+import asyncio
 import json
 import urllib.request
 from typing import Any
@@ -15,7 +16,10 @@ from psycopg import sql
 from sandfleet.functions.lambda_logs import lambda_logger
 from sandfleet.shared.aws_requests import read_secrets
 from sandfleet.shared.db.migrate import upgrade
+from sandfleet.shared.errors import InvalidRequest
+from sandfleet.shared.ids import Owner
 from sandfleet.shared.settings import settings
+from sandfleet.shared.store.api_keys import create_key
 
 ROLE = "sandfleet"
 
@@ -27,8 +31,13 @@ logger = lambda_logger("sandfleet-migration", _configured)
 def handler(event: dict[str, Any], _: Any) -> dict[str, Any]:
     """Entry point: an event of CloudFormation, which is answered at its ``ResponseURL``; without one, a call by hand.
 
+    By hand, ``{"tenant": …, "user": …}`` makes an API key for that user, and ``{"api_key": …}`` is the only place where it
+    is ever to be read. Raises InvalidRequest if one of the two is missing.
+
     Deleting the resource does nothing: data goes with the database.
     """
+    if "RequestType" not in event and event.keys() & {"tenant", "user"}:
+        return {"api_key": asyncio.run(_make_key(event))}
     answer: dict[str, Any] = {"Status": "SUCCESS"}
     try:
         if event.get("RequestType") != "Delete":
@@ -43,13 +52,28 @@ def handler(event: dict[str, Any], _: Any) -> dict[str, Any]:
     return answer
 
 
-def _migrate() -> None:
+async def _make_key(event: dict[str, Any]) -> str:
+    for field in ("tenant", "user"):
+        if not isinstance(event.get(field), str) or not event[field]:
+            raise InvalidRequest(f"{field}: give both tenant and user, as text")
+    async with await psycopg.AsyncConnection.connect(_admin_url(), autocommit=True) as connection:
+        key = await create_key(connection, Owner(event["tenant"], event["user"]), "by hand")
+    logger.info("an API key was made")
+    return key
+
+
+def _admin_url() -> str:
     url = _configured.database_url
     if _configured.admin_secret_arn:
         login = read_secrets([_configured.admin_secret_arn], _configured.aws_region)
         at = urlsplit(url)
         netloc = f"{quote(login['username'], safe='')}:{quote(login['password'], safe='')}@{(at.hostname or '')}:{at.port}"
         url = urlunsplit(at._replace(netloc=netloc))
+    return url
+
+
+def _migrate() -> None:
+    url = _admin_url()
     upgrade(url)
     if _configured.admin_secret_arn:
         with psycopg.connect(url, autocommit=True) as connection:

@@ -1,6 +1,6 @@
 """The fleet as AWS runs it: ECS services and Auto Scaling groups, and how many tasks and hosts they are asked for."""
 
-from collections.abc import Set
+from collections.abc import Iterable, Mapping, Set
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -63,7 +63,7 @@ class Service:
             f"There is no ECS service {self._cluster}/{self._name}: see SANDFLEET_SCALER_TARGETS."
         )
 
-    async def ask_for(self, count: int, busy: Set[str]) -> None:
+    async def ask_for(self, count: int) -> None:
         """Ask for ``count`` tasks."""
         await self._client.update_service(cluster=self._cluster, service=self._name, desiredCount=count)
 
@@ -79,22 +79,20 @@ class Group:
         """The capacity that the group was asked for. Raises ScalingFailed if there is no such group."""
         return int((await self._describe())["DesiredCapacity"])
 
-    async def ask_for(self, count: int, busy: Set[str]) -> None:
-        """Ask for ``count`` hosts. The ``busy`` ones are protected before, and those that no longer are, are given free."""
+    async def protect(self, busy: Set[str]) -> None:
+        """Keep the ``busy`` hosts from being taken when the group scales in, whoever asks for it, and give the others free."""
         instances = (await self._describe())["Instances"]
         for protect in (True, False):
-            turned = [
-                instance["InstanceId"]
-                for instance in instances
-                if (instance["InstanceId"] in busy) is protect
-                and bool(instance.get("ProtectedFromScaleIn")) is not protect
-            ]
+            turned = to_turn(instances, busy, protect=protect)
             for start in range(0, len(turned), _PROTECTED_AT_ONCE):
                 await self._client.set_instance_protection(
                     AutoScalingGroupName=self._name,
                     InstanceIds=turned[start : start + _PROTECTED_AT_ONCE],
                     ProtectedFromScaleIn=protect,
                 )
+
+    async def ask_for(self, count: int) -> None:
+        """Ask for ``count`` hosts."""
         await self._client.set_desired_capacity(
             AutoScalingGroupName=self._name, DesiredCapacity=count, HonorCooldown=False
         )
@@ -104,6 +102,18 @@ class Group:
         for group in answer["AutoScalingGroups"]:
             return dict(group)
         raise ScalingFailed(f"There is no Auto Scaling group {self._name}: see SANDFLEET_SCALER_TARGETS.")
+
+
+def to_turn(instances: Iterable[Mapping[str, Any]], busy: Set[str], *, protect: bool) -> list[str]:
+    """Ids of the instances of a group that are to be protected, or no longer; of those in service, since AWS refuses a
+    call that names another one, and with it all that it names."""
+    return [
+        instance["InstanceId"]
+        for instance in instances
+        if instance["LifecycleState"] == "InService"
+        and (instance["InstanceId"] in busy) is protect
+        and bool(instance.get("ProtectedFromScaleIn")) is not protect
+    ]
 
 
 async def open_target(clients: Clients, target: Target) -> Service | Group:

@@ -14,7 +14,7 @@ from psycopg import AsyncConnection
 from sandfleet.functions.lambda_database import connect
 from sandfleet.functions.lambda_logs import lambda_logger
 from sandfleet.functions.scaler.figures import figures_of, publish
-from sandfleet.functions.scaler.fleet import Clients, open_target
+from sandfleet.functions.scaler.fleet import Clients, Group, open_target
 from sandfleet.shared.errors import ScalingFailed
 from sandfleet.shared.permits import Permits
 from sandfleet.shared.scaling.decision import Decision, Load, decide
@@ -106,6 +106,8 @@ class Scaler:
 
     async def _scale(self, connection: Connection, pool: str, target: Target, load: Load) -> None:
         fleet = await open_target(self._clients, target)
+        if isinstance(fleet, Group):  # also where alarms act: they take any host that is not protected
+            await fleet.protect(await busy_hosts(connection))
         desired, surplus = await fleet.desired(), 0
         if self._acts:
             memory = await take_scaling_turn(connection, pool, self._scaling.every_s / 2)
@@ -114,8 +116,7 @@ class Scaler:
             decision = decide(self._scaling.policy(target), load, desired, memory)
             if decision.desired != desired:
                 _log_change(pool, load, desired, decision)
-                fewer = decision.desired < desired and bool(target.group)
-                await fleet.ask_for(decision.desired, await busy_hosts(connection) if fewer else set())
+                await fleet.ask_for(decision.desired)
             await remember(connection, pool, decision.memory)
             desired, surplus = decision.desired, decision.surplus
         self._desired[pool] = desired

@@ -15,7 +15,7 @@ from sandfleet.shared.dead_letters import dead_letter_urls
 from sandfleet.shared.ids import Owner, new_id
 from sandfleet.shared.permits import Permits
 from sandfleet.shared.settings import Settings
-from sandfleet.shared.store.api_keys import create_key
+from sandfleet.shared.store.api_keys import create_key, find_owner
 from sandfleet.shared.store.claims import claim
 from sandfleet.shared.store.submission import submit
 from tests.gates.test_gates import submission
@@ -206,3 +206,23 @@ async def test_the_command_lists_dead_permits_and_sends_them_anew(deployment, pe
         QueueUrl=permits.url("default"), AttributeNames=["ApproximateReceiveCount"], MaxNumberOfMessages=1
     )
     assert fresh["Messages"][0]["Attributes"]["ApproximateReceiveCount"] == "1"
+
+
+async def test_the_migration_makes_a_key_for_whoever_may_call_it(deployment):
+    """A deployment's first one: nobody else is in the network. Red when it is not good, or can be read in the log."""
+    env, connection, pool = deployment
+    answer, logs, _ = await invoke(env, "migration", {"tenant": "new", "user": "ann"})
+    assert await find_owner(pool, answer["api_key"]) == Owner("new", "ann")
+    assert answer["api_key"] not in json.dumps(logs)
+    cursor = await connection.execute("select count(*) from tenants where tenant = 'new'")
+    assert await cursor.fetchone() == (1,)
+
+
+@pytest.mark.parametrize("event", [{"tenant": "new"}, {"user": "ann"}, {"tenant": "new", "user": ""}])
+async def test_a_key_needs_tenant_and_user(deployment, event):
+    """Red when it is made for nobody, or the call is taken for a migration."""
+    env, connection, _ = deployment
+    with pytest.raises(AssertionError):  # the function fails
+        await invoke(env, "migration", event)
+    cursor = await connection.execute("select count(*) from api_keys where tenant = 'new'")
+    assert await cursor.fetchone() == (0,)

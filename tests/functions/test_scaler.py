@@ -271,9 +271,9 @@ async def service(clients: Clients) -> str:
 async def test_a_service_is_asked_for_tasks(clients: Clients, service: str) -> None:
     fleet = Service(await clients.of("ecs"), service)
     assert await fleet.desired() == 0
-    await fleet.ask_for(3, set())
+    await fleet.ask_for(3)
     assert await fleet.desired() == 3
-    await fleet.ask_for(0, set())
+    await fleet.ask_for(0)
 
 
 async def test_a_target_that_is_not_there_is_named(clients: Clients) -> None:
@@ -379,7 +379,7 @@ async def test_a_pool_that_fails_fails_the_call_and_not_the_other_pools(
         await invoke(env, "scaler", {})
     fleet = Service(await clients.of("ecs"), service)
     assert await fleet.desired() == 1
-    await fleet.ask_for(0, set())
+    await fleet.ask_for(0)
 
 
 async def test_an_alarm_on_the_age_brings_executors_and_takes_them_back(
@@ -402,7 +402,7 @@ async def test_an_alarm_on_the_age_brings_executors_and_takes_them_back(
         SANDFLEET_SCALER_EVERY_S="0.1",
     )
     fleet = Service(await clients.of("ecs"), service)
-    await fleet.ask_for(1, set())
+    await fleet.ask_for(1)
     await beat(connection, "e", 1)
     sns, cloudwatch = await clients.of("sns"), await clients.of("cloudwatch")
     async with deployed(emulator, name, env) as function:
@@ -438,7 +438,7 @@ async def test_an_alarm_on_the_age_brings_executors_and_takes_them_back(
         await eventually(lambda: asked_for(1), 120, "one task")
         await cloudwatch.delete_alarms(AlarmNames=[name])
         await sns.delete_topic(TopicArn=topic)
-    await fleet.ask_for(0, set())
+    await fleet.ask_for(0)
 
 
 @dataclass

@@ -25,7 +25,6 @@ CONTEXTS = {
         "fleet": "hosts",
         "database": "aurora",
         "spot": True,
-        "warmHosts": 1,
         "fastScaling": True,
         "architecture": "arm64",
     },

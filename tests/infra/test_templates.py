@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from sandfleet.infra_cdk.hosts import DRAIN, SPOT_NOTICE_S
+from sandfleet.infra_cdk.network import HOST_PORT
 from sandfleet.infra_cdk.wildcards import REASONS
 
 SNAPSHOT = Path(__file__).parent / "resources.json"
@@ -146,11 +148,76 @@ def test_a_host_drains_before_it_goes(templates):
     """Red without the lifecycle hook, or when the machine does not watch for it."""
     for name, properties in found(each(templates, "AWS::AutoScaling::LifecycleHook")):
         assert properties["LifecycleTransition"] == "autoscaling:EC2_INSTANCE_TERMINATING", name
-        assert properties["HeartbeatTimeout"] >= 190, name
-    for name, properties in each(templates, "AWS::EC2::LaunchTemplate"):
+        assert properties["HeartbeatTimeout"] == DRAIN.to_seconds(), name
+    for name, properties in found(each(templates, "AWS::EC2::LaunchTemplate")):
         script = json.dumps(properties["LaunchTemplateData"]["UserData"])
         assert "complete-lifecycle-action" in script, name
         assert "spot/instance-action" in script, name
+
+
+def test_a_host_has_time_to_drain(templates):
+    """Red when the daemon is killed at its grace's end, without a moment for snapshots, or executor and daemon together
+    take longer than AWS waits: 5 minutes, or 2 on Spot, of which up to 5 s pass before the machine looks."""
+    for name, properties in found(each(templates, "AWS::EC2::LaunchTemplate")):
+        spot = "InstanceMarketOptions" in properties["LaunchTemplateData"]
+        script = json.dumps(properties["LaunchTemplateData"]["UserData"]).replace("\\n", "\n")
+
+        def figure(variable, script=script):
+            (value,) = re.findall(rf"(?m)^{variable}='?(\d+)", script)
+            return int(value)
+
+        executor_s, host_s = figure("EXECUTOR_STOP_S"), figure("HOST_STOP_S")
+        assert executor_s >= figure("SANDFLEET_DRAIN_GRACE_S") + 10, name
+        assert host_s >= figure("SANDFLEET_HOST_DRAIN_GRACE_S") + 40, name
+        assert executor_s + host_s + 5 <= (SPOT_NOTICE_S if spot else DRAIN.to_seconds() - 30), name
+        # systemd kills after the engine does, never before it.
+        assert "stop -t $HOST_STOP_S" in script, name
+        assert "TimeoutStopSec=$((HOST_STOP_S + 10))" in script, name
+        assert "stop -t $EXECUTOR_STOP_S" in script, name
+        assert "TimeoutStopSec=$((EXECUTOR_STOP_S + 10))" in script, name
+    assert {
+        "InstanceMarketOptions" in p["LaunchTemplateData"]
+        for _, p in each(templates, "AWS::EC2::LaunchTemplate")
+    } == {
+        True,
+        False,
+    }
+
+
+def test_the_daemon_sees_the_machines_control_groups(templates):
+    """Red when it has a namespace of its own: it would not find the freezers of its sandboxes."""
+    for name, properties in found(each(templates, "AWS::EC2::LaunchTemplate")):
+        script = json.dumps(properties["LaunchTemplateData"]["UserData"])
+        assert "--privileged --network host --pid host --cgroupns host" in script, name
+
+
+def test_a_new_host_is_not_taken_before_the_scaler_has_looked_at_it(templates):
+    for name, properties in found(each(templates, "AWS::AutoScaling::AutoScalingGroup")):
+        assert properties["NewInstancesProtectedFromScaleIn"] is True, name
+
+
+def test_who_asks_hosts_for_sandboxes_reaches_them(templates):
+    """Red when the gateway, or an executor on Fargate, has no way to the hosts' port."""
+    for template in templates:
+        if template.name.endswith("-data"):
+            sources = {
+                re.sub(r"[0-9A-F]{8}$", "", rule["SourceSecurityGroupId"]["Fn::GetAtt"][0])
+                for rule in template.of_type("AWS::EC2::SecurityGroupIngress").values()
+                if rule["FromPort"] == HOST_PORT
+            }
+            assert sources == {"NetworkGateway", "NetworkExecutors"}
+
+
+def test_deploy_md_tells_how_much_concurrency_is_reserved(templates):
+    """Red when a function's is changed and not what an account needs."""
+    told = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
+    for template in templates:
+        reserved = sum(
+            p["ReservedConcurrentExecutions"] for p in template.of_type("AWS::Lambda::Function").values()
+        )
+        if reserved:
+            size = {"both": "small", "hosts": "dev"}[template.name.partition("/")[0]]
+            assert re.search(rf"\b{reserved} with(?: the size)? `{size}`", told), (size, reserved)
 
 
 def test_every_log_group_forgets(templates):
