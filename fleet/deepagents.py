@@ -39,6 +39,9 @@ ARTIFACTS: Final = "/workspace/.deepagents"
 
 _WORKSPACE = "/workspace"
 _PIECE_BYTES = 4 * 1024 * 1024
+MOST_DOWNLOAD_BYTES = 64 * 1024 * 1024
+"""Of one file that is asked for as a whole: what is in a sandbox must not fill the executor's memory."""
+
 _MATCHES = 10_000
 _SEARCH_S = 15.0
 _IDEMPOTENT = frozenset({"ls", "read_file", "write_file", "glob", "grep"})
@@ -175,6 +178,8 @@ class SandboxBackend(BaseSandbox):
         try:
             while piece := await running_sandbox().read_file(path, offset=len(content), limit=_PIECE_BYTES):
                 content += piece
+                if len(content) > MOST_DOWNLOAD_BYTES:
+                    return FileDownloadResponse(path, None, f"larger than {MOST_DOWNLOAD_BYTES} bytes")
         except SandboxError as error:
             return FileDownloadResponse(path, None, _file_error(error))
         return FileDownloadResponse(path, bytes(content))

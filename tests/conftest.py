@@ -19,9 +19,17 @@ pytest_plugins = [
 ]
 
 
+_OF_ONE_MACHINE = "tests/sandbox/"
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file in one process, which shares what its module starts, when several processes run tests."""
+    """Keep the tests of a file in one process, which shares what its module starts, when several processes run tests.
+
+    Those of sandbox hosts go all to one: the rules of the firewall, bridges and loop devices are the machine's.
+    """
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+            file = item.nodeid.partition("::")[0]
+            group = _OF_ONE_MACHINE if file.startswith(_OF_ONE_MACHINE) else file
+            item.add_marker(pytest.mark.xdist_group(group))

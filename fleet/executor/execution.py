@@ -392,7 +392,9 @@ class Execution:
         if self._prepared is None and self.run.kind == "run":
             return "prepare"
         seen: BaseException | None = error
-        while seen is not None:
+        met: set[int] = set()
+        while seen is not None and id(seen) not in met:  # causes may go round in a circle
+            met.add(id(seen))
             if isinstance(seen, SandboxError):
                 return "sandbox"
             if seen is self._watch.error:

@@ -4,6 +4,7 @@ libpq reads the password of each new connection from a file (``PGPASSFILE``), so
 this keeps the file fresh. Sessions that are open stay open.
 """
 
+import logging
 import os
 import tempfile
 import threading
@@ -15,7 +16,9 @@ from sandfleet.shared.aws_requests import TOKEN_LIFE_S, login_token
 from sandfleet.shared.settings import Settings
 
 RENEW_S = TOKEN_LIFE_S / 2
+_TRY_AGAIN_S = 5.0
 
+_log = logging.getLogger(__name__)
 _file: Path | None = None
 _written_at = 0.0
 _keeper: threading.Thread | None = None
@@ -61,11 +64,12 @@ def _line(settings: Settings) -> str:
 
 
 def _keep(settings: Settings) -> None:
+    pause_s = RENEW_S
     while True:
-        time.sleep(RENEW_S)
+        time.sleep(pause_s)
         try:
             refresh(settings)
-        except (
-            Exception
-        ):  # no credentials just now: the next one comes soon enough, tokens live twice as long
-            time.sleep(1)
+            pause_s = RENEW_S
+        except Exception as error:  # there is time for many tries: tokens live twice as long as they are used
+            _log.warning("a login token could not be renewed", extra={"error": type(error).__name__})
+            pause_s = _TRY_AGAIN_S

@@ -7,6 +7,7 @@ import pytest
 from deepagents.backends.protocol import SandboxBackendProtocol
 from deepagents.middleware.filesystem import FilesystemMiddleware
 
+from sandfleet.fleet import deepagents
 from sandfleet.fleet.deepagents import SandboxBackend, sandbox_backend
 from sandfleet.fleet.host.engine import Engine
 from sandfleet.fleet.sandbox.run_sandbox import current_sandbox
@@ -95,6 +96,14 @@ async def test_files_go_up_and_down_one_by_one(backend):
     down = await backend.adownload_files(["/workspace/d/big", "/workspace/none", "/workspace/d"])
     assert [answer.error for answer in down] == [None, "file_not_found", "is_directory"]
     assert down[0].content == content
+
+
+async def test_a_file_too_large_for_the_executors_memory_is_not_fetched(backend, monkeypatch):
+    """Red when a file is gathered to its end: one of 200 GB costs nothing in a sandbox."""
+    monkeypatch.setattr(deepagents, "MOST_DOWNLOAD_BYTES", 8 * 1024 * 1024)
+    assert (await backend.aexecute("truncate -s 200G /workspace/huge")).exit_code == 0
+    (huge,) = await backend.adownload_files(["/workspace/huge"])
+    assert (huge.content, huge.error) == (None, "larger than 8388608 bytes")
 
 
 async def test_a_lost_sandbox_is_the_error_of_one_call(docker_host, docker_client):

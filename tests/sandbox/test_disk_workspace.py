@@ -91,8 +91,12 @@ async def test_nothing_is_left_of_a_killed_host_and_its_container(own_host, file
     async with Engine(host.docker_host) as engine:
         await engine.remove_container(container["Id"])
         await eventually(lambda: not loops(host.folder), what="the loop device is gone")
-        volumes = (await engine.call("GET", "/volumes"))["Volumes"] or []
-        assert not [v for v in volumes if "/dev/loop" in str((v.get("Options") or {}).get("device"))]
+
+        async def no_volume():
+            volumes = (await engine.call("GET", "/volumes"))["Volumes"] or []
+            return not [v for v in volumes if "/dev/loop" in str((v.get("Options") or {}).get("device"))]
+
+        await eventually(no_volume, what="the volume over the device is gone")
     await host.start()
 
 

@@ -18,8 +18,6 @@ from tests.sandbox.internet import ADDRESS, HOST_ADDRESS, METADATA, internet
 from tests.waiting import eventually
 
 FILE = '[templates.open]\nnetwork = "egress"\n'
-# Bridges and rules are the machine's: tests that count them, or take them away, go one after the other.
-pytestmark = pytest.mark.xdist_group("networks")
 # Which of [address, port] pairs in argv take a connection, or answer a datagram.
 _TCP = """
 import concurrent.futures, json, socket, sys

@@ -66,7 +66,7 @@ async def daemon(engine):
     shutil.rmtree(folder, ignore_errors=True)
 
 
-async def test_sandboxes_and_commands_outlive_a_restart_of_the_engine(own_host, daemon):
+async def test_sandboxes_and_commands_outlive_a_restart_of_the_engine(daemon, own_host):
     """Red when commands go through the engine, when its absence is taken for the end of sandboxes, or when what is asked
     of it meanwhile fails."""
     host = own_host()

@@ -34,7 +34,7 @@ async def test_metrics_count_what_happens(own_host):
 
     async def counted():
         found = await samples(host)
-        return found if found["sandfleet_sandboxes", "running"] == 2 else None
+        return found if found.get(("sandfleet_sandboxes", "running")) == 2 else None
 
     found = await eventually(counted, what="both are counted")
     assert found["sandfleet_acquire_seconds_count", "warm"] >= 1

@@ -24,8 +24,6 @@ from tests.waiting import eventually
 POOL = ipaddress.IPv4Network("10.253.224.0/24")
 ONE = ipaddress.IPv4Network("10.253.225.16/28")
 FILE = '[templates.open]\nnetwork = "egress"\n'
-# Bridges and rules are the machine's: tests that count them, or take them away, go one after the other.
-pytestmark = pytest.mark.xdist_group("networks")
 
 
 @asynccontextmanager
@@ -177,17 +175,16 @@ async def test_an_engine_in_another_network_namespace_is_refused(engine, monkeyp
 async def test_damaged_rules_are_repaired(damage):
     """Red when only the table's name is looked for: a firewall that is reloaded flushes what is in it."""
     rules = Firewall()
-    await rules.ensure()
-    assert not await rules.ensure_again(), "whole rules are left alone"
-    subprocess.run(["nft", *damage.split()], check=True)
-    assert await rules.ensure_again()
-    assert (
-        b"169.254.0.0/16"
-        in subprocess.run(
+    async with firewall.held():
+        await rules.ensure()
+        assert not await rules.ensure_again(), "whole rules are left alone"
+        subprocess.run(["nft", *damage.split()], check=True)
+        assert await rules.ensure_again()
+        listed = subprocess.run(
             ["nft", "list", "table", "inet", "sandfleet"], capture_output=True, check=True
-        ).stdout
-    )
-    assert not await rules.ensure_again()
+        )
+        assert b"169.254.0.0/16" in listed.stdout
+        assert not await rules.ensure_again()
     await uninstalled()
 
 
@@ -206,7 +203,7 @@ async def test_rules_are_replaced_without_a_gap():
     A namespace behind an interface with the bridges' prefix stands for the sandbox, and floods the machine.
     """
     space, interface = f"sft{os.getpid():x}gap", f"{firewall.BRIDGE_PREFIX}{os.getpid():x}"
-    rules = Firewall()
+    rules, in_use = Firewall(), await firewall.hold()
     await rules.ensure()
     heard = []
 
@@ -230,6 +227,7 @@ async def test_rules_are_replaced_without_a_gap():
             rules._whole = None
             assert await rules.ensure()
         assert heard == []
+        os.close(in_use)
         await uninstalled()
         await eventually(lambda: heard, what="without rules the flood arrives")
     finally:
