@@ -50,7 +50,9 @@ class Template:
         }
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
+    """Synthesize in one process: before files are told apart."""
     for item in items:
         if "tests/infra" in item.nodeid:
             item.add_marker(pytest.mark.xdist_group("infra"))
