@@ -21,8 +21,6 @@ from sandfleet.infra_cdk import packaging
 from sandfleet.infra_cdk.deployment import read_deployment
 from sandfleet.localstack.ministack import start_ministack
 from sandfleet.localstack.servers import database_url
-from sandfleet.shared.ids import Owner
-from sandfleet.shared.store.api_keys import create_key
 from tests.fixtures_servers import open_supervisor
 from tests.infra.conftest import Template, read_templates
 from tests.waiting import eventually
@@ -132,18 +130,23 @@ async def created(cloudformation, name: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-async def deployed(synthesized, emulator, empty_database, redis_url):
-    """Both stacks; yields the API's URL on the emulator, and removes them."""
+async def outputs(synthesized, emulator, empty_database, redis_url):
+    """Both stacks; yields what the second one says of itself, and removes them."""
     data, app = sorted(read_templates(synthesized, {"dev": None}), key=lambda t: not t.name.endswith("-data"))
     await publish_code(emulator, app)
     async with client("cloudformation", emulator) as cloudformation:
         await deploy(emulator, data, DatabaseUrl=empty_database, RedisUrl=redis_url)
-        outputs = await deploy(emulator, app, EmulatorEndpoint=emulator)
-        api = outputs["Url"].split("//")[1].split(".")[0]
-        yield f"{emulator}/restapis/{api}/v1/_user_request_"
+        yield await deploy(emulator, app, EmulatorEndpoint=emulator)
         for name in ("sandfleet-app", "sandfleet-data"):
             await cloudformation.delete_stack(StackName=name)
     await nothing_is_left(emulator)
+
+
+@pytest.fixture(scope="module")
+def deployed(outputs, emulator):
+    """The API's URL on the emulator."""
+    api = outputs["Url"].split("//")[1].split(".")[0]
+    return f"{emulator}/restapis/{api}/v1/_user_request_"
 
 
 async def nothing_is_left(endpoint: str) -> None:
@@ -164,9 +167,14 @@ async def nothing_is_left(endpoint: str) -> None:
 
 
 @pytest.fixture(scope="module")
-async def key(deployed, empty_database):
-    async with await psycopg.AsyncConnection.connect(empty_database, autocommit=True) as connection:
-        return await create_key(connection, Owner("acme", "ann"), "test")
+async def key(outputs, emulator):
+    """A first key, made as docs/deploy.md says."""
+    async with client("lambda", emulator) as functions:
+        answer = await functions.invoke(
+            FunctionName=outputs["KeyFunction"],
+            Payload=json.dumps({"tenant": "acme", "user": "ann"}).encode(),
+        )
+        return json.loads(await answer["Payload"].read())["api_key"]
 
 
 @pytest.fixture(scope="module")
