@@ -24,9 +24,13 @@ FUNCTION_CONCURRENCY: Mapping[str, int] = {"Sweeper": 1, "DeadLetters": 2, "Scal
 RESERVED = 15
 """For the migration, operators, and what RDS keeps for itself."""
 
-EXECUTORS_MAX_PERCENT = 150
-"""Tasks that ECS may run during a deployment, in percent of those wanted."""
 GATEWAYS_MAX_PERCENT = 200
+"""Tasks that ECS may run during a deployment, in percent of those wanted."""
+
+
+def executors_max_percent(size: Size) -> int:
+    """The same of executors. ECS rounds down: at 150 a service of one task could not start the new one, and would hang."""
+    return 200 if size.executors[0] == 1 else 150
 
 
 def _during_deployment(tasks: int, percent: int) -> int:
@@ -45,7 +49,7 @@ def demand(deployment: Deployment, size: Size) -> dict[str, int]:
     parts |= {"RDS Proxy": proxy} if size.proxy else {"Lambdas": functions}
     if "default" in deployment.pools:
         parts["executors on Fargate"] = executor * _during_deployment(
-            size.executors[1], EXECUTORS_MAX_PERCENT
+            size.executors[1], executors_max_percent(size)
         )
     if deployment.has_hosts:
         # One host more than wanted: a rolling update starts the next before the old one is gone.

@@ -43,7 +43,7 @@ class Database(Construct):
         emulator: Emulator,
     ) -> None:
         super().__init__(scope, id)
-        removal = RemovalPolicy.SNAPSHOT if deployment.protected else RemovalPolicy.DESTROY
+        removal = RemovalPolicy.SNAPSHOT if deployment.kept else RemovalPolicy.DESTROY
         parameters = {**_PARAMETERS, "max_connections": str(size.database_max_connections)}
         store: rds.DatabaseCluster | rds.DatabaseInstance
         if deployment.database == "aurora":
@@ -70,7 +70,7 @@ class Database(Construct):
         self.admin_url = emulator.export("AdminUrl", given, self._url(ADMIN, host))
         self.function_url = self.url
         if size.proxy:
-            proxy = self._proxy(target, size, network)
+            proxy = self._proxy(target, size, network, emulator.choose(nobody, self._login_arn(resource_id)))
             # prx-…, the last part of the proxy's ARN, is what a login is granted on.
             proxy_id = Fn.select(6, Fn.split(":", proxy.db_proxy_arn))
             self._login_arns.append(emulator.export("ProxyLoginArn", nobody, self._login_arn(proxy_id)))
@@ -174,11 +174,17 @@ class Database(Construct):
             removal_policy=removal,
         )
 
-    def _proxy(self, target: rds.ProxyTarget, size: Size, network: Network) -> rds.DatabaseProxy:
+    def _proxy(
+        self, target: rds.ProxyTarget, size: Size, network: Network, login_arn: str
+    ) -> rds.DatabaseProxy:
+        """The proxy logs in with tokens, too, so its role has the right that a process has; CDK gives rights to secrets only."""
+        role = iam.Role(self, "ProxyRole", assumed_by=iam.ServicePrincipal("rds.amazonaws.com"))
+        role.add_to_policy(iam.PolicyStatement(actions=["rds-db:connect"], resources=[login_arn]))
         return rds.DatabaseProxy(
             self,
             "Proxy",
             proxy_target=target,
+            role=role,
             vpc=network.vpc,
             vpc_subnets=isolated(network.vpc),
             security_groups=[network.proxy],

@@ -130,9 +130,15 @@ class Deployment(BaseModel):
         return self.fleet != "fargate"
 
     @property
+    def kept(self) -> bool:
+        """Whether a last snapshot of the database, and the bucket, stay when the stacks are removed. `protect` only says
+        whether they can be removed."""
+        return self.size != "dev"
+
+    @property
     def protected(self) -> bool:
         """Whether what holds data refuses to be deleted."""
-        return self.size != "dev" if self.protect is None else self.protect
+        return self.kept if self.protect is None else self.protect
 
 
 def read_deployment(context: Mapping[str, Any]) -> Deployment:

@@ -8,7 +8,7 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_secretsmanager as secretsmanager
 from constructs import Construct
 
-from sandfleet.infra_cdk.connections import EXECUTOR_POOL, EXECUTORS_MAX_PERCENT
+from sandfleet.infra_cdk.connections import EXECUTOR_POOL, executors_max_percent
 from sandfleet.infra_cdk.deployment import Deployment
 from sandfleet.infra_cdk.image import Image
 from sandfleet.infra_cdk.logs import log_group
@@ -87,10 +87,11 @@ class Executors(Construct):
             "Service",
             cluster=cluster,
             task_definition=self.task,
-            desired_count=self.least,
+            # No desired count: a deployment would set the fleet back to it. A new service starts with one task, and
+            # scaling brings it to its least.
             # A rolling update starts new executors beside the old ones, which hand over what they do not finish.
             min_healthy_percent=100,
-            max_healthy_percent=max(EXECUTORS_MAX_PERCENT, 200 if self.least == 1 else 0),
+            max_healthy_percent=executors_max_percent(size),
             circuit_breaker=ecs.DeploymentCircuitBreaker(rollback=True),
             security_groups=[network.executors],
             vpc_subnets=private(network.vpc),

@@ -138,5 +138,6 @@ class Scheduled(Construct):
                 sources.SqsEventSource(queue, batch_size=10, max_concurrency=2)
             )
         self.all = (self.sweeper, self.scaler, self.dead_letters)
-        for function in self.all:
+        queues.grant_look(self.scaler)
+        for function in (self.sweeper, self.dead_letters):
             queues.grant_send(function)

@@ -60,7 +60,7 @@ class Gateway(Construct):
             "Service",
             cluster=cluster,
             task_definition=self.task,
-            desired_count=least,
+            # No desired count: see Executors. Registering the target below brings a new service to its least.
             min_healthy_percent=100,
             max_healthy_percent=GATEWAYS_MAX_PERCENT,
             circuit_breaker=ecs.DeploymentCircuitBreaker(rollback=True),
@@ -77,8 +77,9 @@ class Gateway(Construct):
             security_group=network.balancer,
             deletion_protection=deployment.protected,
             drop_invalid_header_fields=True,
-            # Above the 15 s of a stream's heartbeats.
-            idle_timeout=Duration.seconds(120),
+            # Above the 15 s of a stream's heartbeats, and below the 75 s after which the gateway closes a connection that
+            # is idle: whoever may send the next request must be the first to close.
+            idle_timeout=Duration.seconds(60),
         )
         listener = self.balancer.add_listener(
             "Http", port=80, protocol=elb.ApplicationProtocol.HTTP, open=False

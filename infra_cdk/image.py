@@ -1,19 +1,43 @@
 """Images: built from a gathered context and pushed by ``cdk deploy``, or such as exist already."""
 
+import re
+from typing import Final, Literal
+
+from aws_cdk import Aws
 from aws_cdk import aws_ecr_assets as assets
 from aws_cdk import aws_ecs as ecs
+from aws_cdk import aws_iam as iam
 from constructs import Construct
 
 from sandfleet.infra_cdk.deployment import Deployment
 from sandfleet.infra_cdk.packaging import image_context
 
+Part = Literal["executor", "gateway", "host"]
+_PRIVATE: Final = re.compile(r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.[^/]+/(?P<name>[^:@]+)")
+
+
+def grant_pull(role: iam.IRole, deployment: Deployment, *parts: Part) -> None:
+    """Let a role pull those images of ``parts`` that exist already in a private ECR. CDK does it for those that it pushes, and
+    all others must be public."""
+    images = (deployment.images.get(part, "") for part in parts)
+    repositories = [
+        f"arn:{Aws.PARTITION}:ecr:{found['region']}:{found['account']}:repository/{found['name']}"
+        for found in map(_PRIVATE.match, images)
+        if found
+    ]
+    if not repositories:
+        return
+    pull = ["ecr:BatchCheckLayerAvailability", "ecr:GetDownloadUrlForLayer", "ecr:BatchGetImage"]
+    for actions, resources in ((pull, repositories), (["ecr:GetAuthorizationToken"], ["*"])):
+        role.add_to_principal_policy(iam.PolicyStatement(actions=actions, resources=resources))
+
 
 class Image:
     """The image of a part: ``uri``, and ``container`` for a task definition."""
 
-    def __init__(self, scope: Construct, part: str, deployment: Deployment) -> None:
+    def __init__(self, scope: Construct, part: Part, deployment: Deployment) -> None:
         self.asset: assets.DockerImageAsset | None = None
-        given = deployment.images.get(part)  # type: ignore[call-overload]
+        given = deployment.images.get(part)
         if given:
             self.uri = given
             self.container = ecs.ContainerImage.from_registry(given)

@@ -13,8 +13,6 @@ _RETENTION = {
 }
 
 
-def log_group(
-    scope: Construct, id: str, size: Size, removal: RemovalPolicy = RemovalPolicy.DESTROY
-) -> logs.LogGroup:
+def log_group(scope: Construct, id: str, size: Size) -> logs.LogGroup:
     """A log group that forgets after the size's days and goes with its stack: it holds ids, no content."""
-    return logs.LogGroup(scope, id, retention=_RETENTION[size.log_days], removal_policy=removal)
+    return logs.LogGroup(scope, id, retention=_RETENTION[size.log_days], removal_policy=RemovalPolicy.DESTROY)

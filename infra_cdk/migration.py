@@ -30,6 +30,8 @@ class Migration(Construct):
             environment={
                 "SANDFLEET_DATABASE_URL": database.admin_url,
                 "SANDFLEET_DATABASE_IAM": "false",
+                # It needs neither Redis nor sandboxes, and may not read their keys.
+                "SANDFLEET_SECRET_ARNS": "[]",
                 "SANDFLEET_ADMIN_SECRET_ARN": shared.emulator.choose("", database.admin_secret_arn),
             },
         )

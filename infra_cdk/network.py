@@ -1,6 +1,5 @@
 """The network: private machines, one way out, nothing that can be reached from the internet."""
 
-from aws_cdk import RemovalPolicy
 from aws_cdk import aws_ec2 as ec2
 from constructs import Construct
 
@@ -48,9 +47,7 @@ class Network(Construct):
         self.vpc.add_gateway_endpoint("S3", service=ec2.GatewayVpcEndpointAwsService.S3)
         self.vpc.add_flow_log(
             "FlowLog",
-            destination=ec2.FlowLogDestination.to_cloud_watch_logs(
-                log_group(self, "FlowLogs", size, RemovalPolicy.DESTROY)
-            ),
+            destination=ec2.FlowLogDestination.to_cloud_watch_logs(log_group(self, "FlowLogs", size)),
             traffic_type=ec2.FlowLogTrafficType.REJECT,
         )
 
@@ -66,18 +63,15 @@ class Network(Construct):
 
         self._allow(self.link, self.balancer, 80, "API Gateway")
         self._allow(self.balancer, self.gateway, GATEWAY_PORT, "load balancer")
-        self._allow(self.executors, self.hosts, HOST_PORT, "executors on Fargate")
-        self._allow(self.gateway, self.hosts, HOST_PORT, "gateway")
-        self._allow(self.proxy, self.database, POSTGRES_PORT, "RDS Proxy")
+        # CDK itself lets the proxy reach the database; AWS refuses a rule that is there twice.
         self._allow(self.functions, self.proxy, POSTGRES_PORT, "Lambdas")
-        for name, source in (
-            ("gateway", self.gateway),
-            ("Lambdas", self.functions),
-            ("executors", self.executors),
-            ("hosts", self.hosts),
-        ):
+        users = (("gateway", self.gateway), ("executors", self.executors), ("hosts", self.hosts))
+        for name, source in (*users, ("Lambdas", self.functions)):
             self._allow(source, self.database, POSTGRES_PORT, name)
             self._allow(source, self.cache, REDIS_PORT, name)
+        for name, source in users:
+            # Runs use sandboxes, also those of another host than their executor's, and the gateway serves /sandboxes.
+            self._allow(source, self.hosts, HOST_PORT, name)
 
     def _group(self, id: str, description: str, *, egress: bool = True) -> ec2.SecurityGroup:
         return ec2.SecurityGroup(self, id, vpc=self.vpc, description=description, allow_all_outbound=egress)

@@ -45,6 +45,10 @@ class Queues(Construct):
         """Let a process send permits and see how many there are."""
         self._grant(grantee, "sqs:SendMessage", "sqs:GetQueueAttributes")
 
+    def grant_look(self, grantee: iam.IGrantable) -> None:
+        """Let a process see how many permits there are."""
+        self._grant(grantee, "sqs:GetQueueAttributes")
+
     def grant_work(self, grantee: iam.IGrantable) -> None:
         """Let an executor take, keep, delete and send permits."""
         self._grant(

@@ -39,7 +39,8 @@ def metric(name: str, pool: str, statistic: str = "Maximum") -> cloudwatch.Metri
 
 
 class PoolScaling(Construct):
-    """The alarms of one pool and what they do."""
+    """The alarms of one pool and what they do: run policies, or, if ``emulator`` is None, tell the scaler, which sets the
+    counts itself."""
 
     def __init__(
         self,

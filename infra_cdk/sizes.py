@@ -9,7 +9,7 @@ class Size:
     """The figures of one size."""
 
     zones: int
-    """Availability zones."""
+    """Availability zones; a template that names no account knows two."""
     nat_gateways: int
     database_class: str
     """Instance class of RDS PostgreSQL."""
@@ -87,7 +87,7 @@ SIZES: Final[dict[str, Size]] = {
         standby=True,
         backup_days=7,
         proxy=True,
-        proxy_percent=25,
+        proxy_percent=20,
         cache_class="cache.m7g.large",
         api_concurrency=100,
         api_pool=2,
@@ -103,8 +103,8 @@ SIZES: Final[dict[str, Size]] = {
         log_days=30,
     ),
     "large": Size(
-        zones=3,
-        nat_gateways=3,
+        zones=2,
+        nat_gateways=2,
         database_class="m7g.4xlarge",
         database_gib=500,
         database_max_connections=5000,

@@ -22,6 +22,7 @@ from sandfleet.infra_cdk.firewall import Firewall
 from sandfleet.infra_cdk.functions import FunctionSetting, Scheduled, python_function
 from sandfleet.infra_cdk.gateway import Gateway
 from sandfleet.infra_cdk.hosts import Hosts
+from sandfleet.infra_cdk.image import grant_pull
 from sandfleet.infra_cdk.migration import Migration
 from sandfleet.infra_cdk.network import Network
 from sandfleet.infra_cdk.queues import Queues
@@ -43,6 +44,7 @@ class DataStack(Stack):
         self.database = Database(self, "Database", deployment, size, self.network, self.emulator)
         self.cache = Cache(self, "Cache", size, self.network, self.emulator)
         self.snapshots = Snapshots(self, "Snapshots", deployment)
+        CfnOutput(self, "SnapshotBucket", value=self.snapshots.bucket.bucket_name)
         self.host_secret = secretsmanager.Secret(
             self,
             "HostSecret",
@@ -191,9 +193,13 @@ class AppStack(Stack):
             self.queues.grant_send(role)
         for worker in workers:
             self.queues.grant_work(worker)
+        grant_pull(self.gateway.task.obtain_execution_role(), self.deployment, "gateway")
         for fleet in fleets.values():
             if isinstance(fleet, Hosts):
                 data.snapshots.grant(fleet.role)
+                grant_pull(fleet.role, self.deployment, "host", "executor")
+            else:
+                grant_pull(fleet.task.obtain_execution_role(), self.deployment, "executor")
             self._let_scale(fleet)
 
     def _let_scale(self, fleet: Executors | Hosts) -> None:
@@ -213,8 +219,10 @@ class AppStack(Stack):
     def _scale(self, fleets: dict[str, Executors | Hosts]) -> None:
         topic = private_topic(self, "Scaling")
         topic.add_subscription(subscriptions.LambdaSubscription(self.scheduled.scaler))
+        # Who sets the counts: the policies of alarms, or the scaler.
+        by_policies = None if self.deployment.fast_scaling else self.emulator
         for pool, fleet in fleets.items():
-            PoolScaling(self, f"Scale{pool.capitalize()}", pool, fleet, self.size.slots, topic, self.emulator)
+            PoolScaling(self, f"Scale{pool.capitalize()}", pool, fleet, self.size.slots, topic, by_policies)
 
     def _watch(self) -> None:
         alarms = Alarms(self, "Alarms", self.deployment.alarm_email)

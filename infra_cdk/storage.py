@@ -24,7 +24,7 @@ class Snapshots(Construct):
             object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
             enforce_ssl=True,
             minimum_tls_version=1.2,
-            removal_policy=RemovalPolicy.RETAIN if deployment.protected else RemovalPolicy.DESTROY,
+            removal_policy=RemovalPolicy.RETAIN if deployment.kept else RemovalPolicy.DESTROY,
             lifecycle_rules=[
                 s3.LifecycleRule(
                     expiration=Duration.days(KEEP_DAYS),

@@ -7,6 +7,10 @@ COPY project /srv/project
 RUN python3 -m compileall -q -j 0 /opt/sandfleet /srv/project || true
 ENV PYTHONPATH=/opt/sandfleet PYTHONUNBUFFERED=1
 WORKDIR /srv/project
+# Where ECS mounts a volume for a process that may write nowhere else: a new one takes owner and mode from here, and without
+# VOLUME it would be root's alone.
+RUN chmod 1777 /tmp
+VOLUME ["/tmp"]
 USER 65532:65532
 # -P: a module of the project's never hides one of Python's or ours.
 ENTRYPOINT ["python3", "-P", "-m", "sandfleet.fleet.executor"]

@@ -18,6 +18,10 @@ CONTEXTS = {
         "hostGraphs": "coder",
         "waf": True,
         "alarmEmail": "a@example.com",
+        "images": {
+            part: f"111122223333.dkr.ecr.eu-central-1.amazonaws.com/acme/{part}:1"
+            for part in ("executor", "gateway", "host")
+        },
     },
     # The other choices, and no proxy.
     "hosts": {
@@ -26,6 +30,7 @@ CONTEXTS = {
         "database": "aurora",
         "spot": True,
         "fastScaling": True,
+        "protect": True,
         "architecture": "arm64",
     },
 }

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 
@@ -33,9 +34,34 @@ def test_too_many_connections_are_refused_with_the_sum_and_its_parts():
     """Red when the check lets them pass, or does not say what takes them."""
     size = dataclasses.replace(SIZES["small"], executors=(1, 30))
     with pytest.raises(
-        WrongContext, match=r"needs \d+ database connections .*executors on Fargate 990.*sizes.py"
+        WrongContext, match=r"needs \d+ database connections .*executors on Fargate 1320.*sizes.py"
     ):
         connections.check(deployment(size="small"), size)
+
+
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+def test_a_deployment_can_start_a_new_task_beside_the_least_that_run(size):
+    """Red when a percentage, which ECS rounds down, leaves no room for one: the deployment would hang."""
+    for least, percent in (
+        (size.executors[0], connections.executors_max_percent(size)),
+        (size.gateways[0], connections.GATEWAYS_MAX_PERCENT),
+    ):
+        assert math.floor(least * percent / 100) > least
+
+
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+def test_a_size_has_no_more_zones_than_a_template_without_an_account_knows(size):
+    """Red when a size says three: CDK would give it two without a word, and the costs would be wrong."""
+    assert size.nat_gateways <= size.zones <= 2
+
+
+@pytest.mark.parametrize("protect", [None, True, False])
+@pytest.mark.parametrize("size", SIZES)
+def test_the_size_says_what_is_kept_and_protect_whether_it_can_be_removed(size, protect):
+    """Red when a large deployment that was unprotected to remove it would lose its data, or protecting one keeps it."""
+    chosen = deployment(size=size, protect=protect)
+    assert chosen.kept == (size != "dev")
+    assert chosen.protected == (chosen.kept if protect is None else protect)
 
 
 def test_lambdas_without_a_proxy_count_with_all_their_environments():

@@ -7,24 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from sandfleet.infra_cdk import connections
+from sandfleet.infra_cdk.deployment import ROOT, read_deployment
 from sandfleet.infra_cdk.hosts import DRAIN, SPOT_NOTICE_S
-from sandfleet.infra_cdk.network import HOST_PORT
-from sandfleet.infra_cdk.wildcards import REASONS
+from sandfleet.infra_cdk.sizes import SIZES
+from tests.infra.conftest import CONTEXTS
+from tests.infra.reading import each, found, listed
 
 SNAPSHOT = Path(__file__).parent / "resources.json"
-
-
-def each(templates, kind):
-    return [
-        (f"{template.name}/{logical_id}", properties)
-        for template in templates
-        for logical_id, properties in template.of_type(kind).items()
-    ]
-
-
-def found(resources):
-    assert resources, "the templates have none: this test would prove nothing"
-    return resources
 
 
 def test_the_templates_have_the_resources_that_they_had(templates):
@@ -59,40 +49,6 @@ def test_every_queue_has_an_alarm_on_its_age_or_on_what_is_dead_in_it(templates)
             if dimension["Name"] == "QueueName"
         }
         assert set(template.of_type("AWS::SQS::Queue")) == watched
-
-
-def test_no_wildcard_without_a_written_reason(templates):
-    """Red when a role may do something to all resources of a kind and infra_cdk/wildcards.py does not say why."""
-    seen = set()
-    for kind in (
-        "AWS::IAM::Policy",
-        "AWS::IAM::Role",
-        "AWS::S3::BucketPolicy",
-        "AWS::SQS::QueuePolicy",
-        "AWS::SNS::TopicPolicy",
-    ):
-        for name, properties in each(templates, kind):
-            for statement in statements(properties):
-                actions = listed(statement["Action"])
-                assert statement["Effect"] == "Deny" or not [a for a in actions if "*" in a], (name, actions)
-                if statement["Effect"] == "Allow" and any(
-                    "*" in json.dumps(r) for r in listed(statement.get("Resource", []))
-                ):
-                    assert set(actions) <= REASONS.keys(), (name, actions)
-                    seen |= set(actions)
-    assert seen, "no wildcard at all: the reasons can go"
-
-
-def statements(properties):
-    documents = [
-        properties.get("PolicyDocument"),
-        *(p["PolicyDocument"] for p in properties.get("Policies", [])),
-    ]
-    return [statement for document in documents if document for statement in document["Statement"]]
-
-
-def listed(value):
-    return value if isinstance(value, list) else [value]
 
 
 def test_no_data_store_can_be_reached_from_outside(templates):
@@ -132,9 +88,21 @@ def test_a_database_that_is_kept_is_protected_backed_up_and_doubled(templates):
     (database,) = [p for name, p in each(templates, "AWS::RDS::DBInstance") if name.startswith("both/")]
     assert (database["DeletionProtection"], database["MultiAZ"]) == (True, True)
     assert database["BackupRetentionPeriod"] >= 7
-    (template,) = [t for t in templates if t.name == "both/sandfleet-data"]
-    kept = {r["Type"]: r.get("DeletionPolicy") for r in template.body["Resources"].values()}
+    kept = deletion_policies(templates, "both/sandfleet-data")
     assert (kept["AWS::RDS::DBInstance"], kept["AWS::S3::Bucket"]) == ("Snapshot", "Retain")
+
+
+def test_the_size_dev_leaves_nothing_also_if_it_was_protected(templates):
+    """Red when protection, which is taken off before, decides what stays."""
+    (cluster,) = [p for name, p in each(templates, "AWS::RDS::DBCluster") if name.startswith("hosts/")]
+    assert cluster["DeletionProtection"] is True
+    kept = deletion_policies(templates, "hosts/sandfleet-data")
+    assert (kept["AWS::RDS::DBCluster"], kept["AWS::S3::Bucket"]) == ("Delete", "Delete")
+
+
+def deletion_policies(templates, name):
+    (template,) = [t for t in templates if t.name == name]
+    return {r["Type"]: r.get("DeletionPolicy") for r in template.body["Resources"].values()}
 
 
 def test_a_container_on_a_host_gets_no_answer_from_the_metadata_address(templates):
@@ -194,18 +162,6 @@ def test_the_daemon_sees_the_machines_control_groups(templates):
 def test_a_new_host_is_not_taken_before_the_scaler_has_looked_at_it(templates):
     for name, properties in found(each(templates, "AWS::AutoScaling::AutoScalingGroup")):
         assert properties["NewInstancesProtectedFromScaleIn"] is True, name
-
-
-def test_who_asks_hosts_for_sandboxes_reaches_them(templates):
-    """Red when the gateway, or an executor on Fargate, has no way to the hosts' port."""
-    for template in templates:
-        if template.name.endswith("-data"):
-            sources = {
-                re.sub(r"[0-9A-F]{8}$", "", rule["SourceSecurityGroupId"]["Fn::GetAtt"][0])
-                for rule in template.of_type("AWS::EC2::SecurityGroupIngress").values()
-                if rule["FromPort"] == HOST_PORT
-            }
-            assert sources == {"NetworkGateway", "NetworkExecutors"}
 
 
 def test_deploy_md_tells_how_much_concurrency_is_reserved(templates):
@@ -306,3 +262,105 @@ def test_new_code_serves_after_the_schema_was_migrated(templates):
         assert len(serving) >= 5
         for logical_id in serving:
             assert schema[0] in listed(resources[logical_id].get("DependsOn", [])), logical_id
+
+
+def test_a_process_without_a_writable_root_may_write_where_a_volume_is_mounted(templates):
+    """Red without VOLUME in the image: ECS would mount a folder of root's, and the process is not root."""
+    for _, properties in found(each(templates, "AWS::ECS::TaskDefinition")):
+        for container in properties["ContainerDefinitions"]:
+            lines = (
+                (ROOT / "infra_cdk" / "images" / f"{container['Name']}.Dockerfile").read_text().splitlines()
+            )
+            user = next(n for n, line in enumerate(lines) if line.startswith("USER "))
+            for path in [mount["ContainerPath"] for mount in container["MountPoints"]]:
+                opened, volume = lines.index(f"RUN chmod 1777 {path}"), lines.index(f'VOLUME ["{path}"]')
+                assert opened < volume < user, container["Name"]
+
+
+def test_who_uses_a_part_reaches_it_and_nobody_else_does(templates):
+    """Red when a way in goes, or another comes, or one is there twice, which AWS refuses."""
+    ways = {("Link", "Balancer", 80), ("Balancer", "Gateway", 8123), ("Functions", "Proxy", 5432)}
+    for source in ("Gateway", "Functions", "Executors", "Hosts"):
+        ways |= {(source, "Database", 5432), (source, "Cache", 6379)}
+    ways |= {(source, "Hosts", 8700) for source in ("Gateway", "Executors", "Hosts")}
+    for template in templates:
+        if template.name.endswith("-data"):
+            rules = [way_in(rule) for rule in template.of_type("AWS::EC2::SecurityGroupIngress").values()]
+            proxy = {("Proxy", "Database", 5432)} if template.of_type("AWS::RDS::DBProxy") else set()
+            assert sorted(rules) == sorted(ways | proxy), template.name
+
+
+def way_in(rule):
+    """(source, target, port) of a rule; the port of a database may be its own word."""
+    source, target = (
+        re.fullmatch(r"Network(\w+)[0-9A-F]{8}", rule[key]["Fn::GetAtt"][0])[1]
+        for key in ("SourceSecurityGroupId", "GroupId")
+    )
+    port = rule["ToPort"]
+    return source, target, 5432 if isinstance(port, dict) and "Port" in port["Fn::GetAtt"][1] else port
+
+
+def test_the_budget_of_connections_counts_the_tasks_that_a_deployment_may_run(templates):
+    """Red when a service may run more beside each other than `connections.demand` counts."""
+    (template,) = [t for t in templates if t.name == "both/sandfleet-app"]
+    counted = connections.demand(read_deployment(CONTEXTS["both"]), SIZES["small"])
+    executor = connections.EXECUTOR_PROCESSES * (connections.EXECUTOR_POOL + connections.EXECUTOR_OWN)
+    for part, each_has, name in (
+        ("Executors", executor, "executors on Fargate"),
+        ("Gateway", connections.GATEWAY_POOL, "gateways"),
+    ):
+        ((logical_id, service),) = [
+            (k, v) for k, v in template.of_type("AWS::ECS::Service").items() if k.startswith(part)
+        ]
+        (most,) = [
+            target["MaxCapacity"]
+            for target in template.of_type("AWS::ApplicationAutoScaling::ScalableTarget").values()
+            if logical_id in json.dumps(target["ResourceId"])
+        ]
+        percent = service["DeploymentConfiguration"]["MaximumPercent"]
+        assert counted[name] == each_has * (most * percent // 100), name
+
+
+def test_one_alone_sets_the_count_of_a_fleet(templates):
+    """Red when policies act and the scaler does, too, or neither."""
+    modes = set()
+    for template in templates:
+        policies = [
+            logical_id
+            for kind in ("AWS::ApplicationAutoScaling::ScalingPolicy", "AWS::AutoScaling::ScalingPolicy")
+            for logical_id in template.of_type(kind)
+            if not logical_id.startswith("Gateway")
+        ]
+        for function in template.of_type("AWS::Lambda::Function").values():
+            variables = function["Environment"]["Variables"]
+            if "SANDFLEET_SCALER_SETS_COUNTS" in variables:
+                scaler_sets = variables["SANDFLEET_SCALER_SETS_COUNTS"] == "true"
+                assert scaler_sets != bool(policies), (template.name, policies)
+                modes.add(scaler_sets)
+    assert modes == {True, False}
+
+
+def test_a_deployment_leaves_the_counts_to_scaling(templates):
+    """Red when a template sets a count: each deployment would bring a loaded fleet back to it."""
+    for name, properties in found(each(templates, "AWS::ECS::Service")):
+        assert "DesiredCount" not in properties, name
+    for name, properties in found(each(templates, "AWS::AutoScaling::AutoScalingGroup")):
+        assert "DesiredCapacity" not in properties, name
+
+
+def test_the_load_balancer_closes_idle_connections_before_the_gateway_does(templates):
+    """Red when the gateway may close one while a request is on its way: the client would get 502."""
+    source = (ROOT / "functions" / "api" / "__main__.py").read_text()
+    keep_alive_s = int(re.search(r"timeout_keep_alive=(\d+)", source)[1])
+    for name, properties in found(each(templates, "AWS::ElasticLoadBalancingV2::LoadBalancer")):
+        attributes = {a["Key"]: a["Value"] for a in properties["LoadBalancerAttributes"]}
+        assert 15 < int(attributes["idle_timeout.timeout_seconds"]) < keep_alive_s, name
+
+
+def test_subnets_are_in_as_many_zones_as_the_size_says(templates):
+    """Red when CDK gives fewer than the size wants."""
+    for template in templates:
+        subnets = template.of_type("AWS::EC2::Subnet").values()
+        zones = {json.dumps(subnet["AvailabilityZone"]) for subnet in subnets}
+        assert not subnets or len(zones) == SIZES[CONTEXTS[template.name.partition("/")[0]]["size"]].zones
+    found(each(templates, "AWS::EC2::Subnet"))
