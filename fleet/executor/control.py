@@ -350,8 +350,9 @@ class Executor:
                 slots=settings.slots,
                 busy=len(self._held),
                 loop_lag_ms=lag_ms,
+                draining=self._draining.is_set(),
             )
-        if retiring is self._retiring:
+        if retiring is self._retiring or self._draining.is_set():
             return
         self._retiring = retiring
         await self._look_at_the_graphs()

@@ -52,18 +52,21 @@ async def heartbeat(
     slots: int,
     busy: int,
     loop_lag_ms: int,
+    draining: bool = False,
 ) -> bool:
     """Say that this executor is alive, how full it is and how late its graphs' loop was, on the database's clock.
 
-    ``host_id`` is the sandbox host of its machine, if the machine is to be known as one. Returns whether the executor is one
-    too many: then it should take nothing more.
+    ``host_id`` is the sandbox host of its machine, if the machine is to be known as one. An executor that is ``draining``
+    retires for good. Returns whether it is one too many: then it should take nothing more.
     """
     cursor = await connection.execute(
-        """insert into executors (executor_id, pool, host_id, slots, busy, loop_lag_ms) values (%s, %s, %s, %s, %s, %s)
+        """insert into executors (executor_id, pool, host_id, slots, busy, loop_lag_ms, retiring_until)
+             values (%s, %s, %s, %s, %s, %s, %s::timestamptz)
            on conflict (executor_id) do update set busy = excluded.busy, loop_lag_ms = excluded.loop_lag_ms,
-             heartbeat_at = clock_timestamp()
+             heartbeat_at = clock_timestamp(),
+             retiring_until = coalesce(excluded.retiring_until, executors.retiring_until)
            returning coalesce(retiring_until > clock_timestamp(), false)""",
-        (executor_id, pool, host_id, slots, busy, loop_lag_ms),
+        (executor_id, pool, host_id, slots, busy, loop_lag_ms, "infinity" if draining else None),
     )
     row = await cursor.fetchone()
     return row is not None and bool(row[0])

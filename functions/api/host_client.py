@@ -4,6 +4,7 @@ Imported at the first request that needs a sandbox: a Lambda's cold start does n
 """
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -18,6 +19,17 @@ from sandfleet.shared.settings import Settings
 _CONNECT_S = 5.0
 _BROKE = "The sandbox's host went away meanwhile: what was asked may have been done."
 _LOOK_AGAIN_S = 10.0  # for a host on this machine, whose name may have changed or which may have come
+_KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+_SOCKET_OPTIONS = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *(
+        (socket.IPPROTO_TCP, getattr(socket, name), value)
+        for name, value in _KEEPALIVE.items()
+        if hasattr(socket, name)
+    ),
+]
+"""By which a machine that has vanished is noticed within about 30 s where nothing is sent: a silent command may go on for hours.
+No TCP_USER_TIMEOUT: it would end a write, too, that a process does not take."""
 
 
 class HostClient:
@@ -111,7 +123,9 @@ class HostClient:
             uds = self._own_at if at == "unix" else None
             client = self._clients[at] = httpx.AsyncClient(
                 base_url="http://host" if uds else at,
-                transport=httpx.AsyncHTTPTransport(uds=uds, limits=limits),
+                transport=httpx.AsyncHTTPTransport(
+                    uds=uds, limits=limits, socket_options=None if uds else _SOCKET_OPTIONS
+                ),
                 trust_env=False,
             )
         return client

@@ -38,13 +38,14 @@ async def follow(found: Resources, use: Use, command: dict[str, Any]) -> AsyncGe
     known = {"stdout": 0, "stderr": 0}
     request = {**command, "name": uuid.uuid4().hex}
     silence_s = (command.get("timeout_s") or _LONGEST_S) + _GRACE_S
-    begun, patient_until = False, 0.0
+    begun, answered, patient_until = False, False, 0.0
     while True:
         asked = {**request, "resume": known} if begun else request
         try:
             generation, response = await use.open_at(
                 Ask("POST", "/sandbox/exec", json=asked, silence_s=silence_s)
             )
+            answered = True
             if not begun:
                 begun = True
                 yield "started", {"generation": generation}
@@ -59,7 +60,12 @@ async def follow(found: Resources, use: Use, command: dict[str, Any]) -> AsyncGe
                         return
             raise HostBroke(_UNKNOWN)
         except HostBroke:  # the command goes on for a while, and may be followed again
-            begun, patient_until = True, time.monotonic() + _RESUME_S
+            now = time.monotonic()
+            if answered or not begun:
+                patient_until = now + _RESUME_S
+            elif now > patient_until:  # something takes connections there, and is no host
+                raise HostBroke(_UNKNOWN) from None
+            begun, answered = True, False
         except HostRefused as refused:
             if refused.code == "no_command":
                 raise HostBroke(_UNKNOWN) from None

@@ -5,7 +5,9 @@ lost, the next one is made at once, and one call fails with ``sandbox_lost`` tha
 """
 
 import asyncio
+import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -28,9 +30,11 @@ from sandfleet.shared.store.sandboxes import Sandbox, Wish
 if TYPE_CHECKING:
     import httpx
 
+_log = logging.getLogger(__name__)
 _TOKEN_S = 60.0  # a token is checked when a request begins; what goes on needs no other
 _PATIENCE_S = 5.0  # a host that restarts costs a pause
 _PAUSE_S = 0.25
+_ENDS_S = 30.0  # a host ends what goes on in a sandbox whose time is over; its kill ladder takes less
 _REMOVE_S = 2.0  # the host notices by itself that nobody owns the sandbox any more
 MISSING = "Sandbox not found, or its time is over."
 NO_SNAPSHOT = "Snapshot not found, or its time is over."
@@ -38,6 +42,7 @@ _NO_HOST = "No sandbox host is there. Start one (python -m sandfleet.fleet.host)
 _FULL = "No sandbox host has room. Try again when a sandbox has ended."
 _GONE = "The sandbox was lost: its host is gone."
 _RESTARTED = "The sandbox was lost: its host has restarted."
+_NOT_TAKEN = "The sandbox was begun anew while this was sent, and nothing of it was taken. Look at the sandbox, then send it again."
 _NOT_BEGUN = "The snapshot that the sandbox was to begin with is gone."
 
 
@@ -45,7 +50,15 @@ async def create(found: Resources, owner: Owner, wish: Wish) -> Sandbox:
     """Make a sandbox. Raises InvalidRequest and NotFound for what was wished, TooManySandboxes, NoRoom and HostUnavailable."""
     key = RunKey(*owner, new_id())
     own = await found.hosts.own()
-    outcome, detail = await sandboxes.create(found.pool, key, wish, own, found.settings.tenant_max_sandboxes)
+    try:
+        outcome, detail = await sandboxes.create(
+            found.pool, key, wish, own, found.settings.tenant_max_sandboxes
+        )
+        if outcome == "placed":
+            return await Use(found, key).ready()
+    except BaseException:
+        await asyncio.shield(found.spawn(_take_back(found, key)))  # whoever cancels once more does not end it
+        raise
     if outcome == "limit":
         raise TooManySandboxes(
             f"The tenant has {detail} sandboxes, as many as it may have. Delete one, or wait until one's time is over.",
@@ -58,12 +71,15 @@ async def create(found: Resources, owner: Owner, wish: Wish) -> Sandbox:
     if outcome == "too_long":
         raise InvalidRequest(f"ttl_s: sandboxes of this template live {float(detail or 0):g} s at most")
     _check_placed(outcome)
-    use = Use(found, key)
+    raise AssertionError(outcome)
+
+
+async def _take_back(found: Resources, key: RunKey) -> None:
+    """Give the room free of a sandbox that could not be made."""
     try:
-        return await use.ready()
-    except BaseException:
         await sandboxes.remove(found.pool, key)
-        raise
+    except Exception as error:
+        _log.warning("a sandbox that was not made stays until its time is over: %s", type(error).__name__)
 
 
 async def delete(found: Resources, key: RunKey) -> None:
@@ -117,7 +133,8 @@ class Use:
     async def open(self, ask: Ask) -> "httpx.Response":
         """Ask the sandbox's host; the response's body is still to be read, and the caller closes it.
 
-        Raises as `ready` does, HostRefused for what the sandbox cannot do, and HostUnavailable.
+        Raises as `ready` does, HostRefused for what the sandbox cannot do, HostUnavailable, and Conflict if the sandbox was
+        begun anew while a body was sent that cannot be sent again.
         """
         return (await self.open_at(ask))[1]
 
@@ -132,13 +149,15 @@ class Use:
                 return row.generation, await self._send(row, ask)
             except HostAway:
                 if row.address is not None and row.host_here:
-                    if time.monotonic() > patient_until:
+                    if not ask.repeatable or time.monotonic() > patient_until:
                         raise
                     await asyncio.sleep(_PAUSE_S)
                     continue
                 raise await self.lost(row.generation, _GONE) from None
             except HostRefused as refused:
                 if refused.code == "superseded" and time.monotonic() < patient_until:
+                    if not ask.repeatable:
+                        raise Conflict(_NOT_TAKEN) from None
                     await asyncio.sleep(_PAUSE_S)
                     continue
                 raise await self.explained(row.generation, refused) from None
@@ -179,6 +198,7 @@ class Use:
 
     async def _send(self, row: Sandbox, ask: Ask) -> "httpx.Response":
         assert row.host_id is not None
+        ask = replace(ask, silence_s=min(ask.silence_s, row.expires - row.now + _ENDS_S))
         return await self._found.hosts.open(row.host_id, row.remote, self._token(row), ask)
 
     def _token(self, row: Sandbox) -> str:

@@ -52,13 +52,20 @@ class Service:
 
     async def desired(self) -> int:
         """The count that the service was asked for. Raises ScalingFailed if there is no such service."""
+        return int((await self._describe())["desiredCount"])
+
+    async def is_replacing(self) -> bool:
+        """Whether tasks of an older deployment are there beside those that replace them."""
+        return len((await self._describe()).get("deployments", ())) > 1
+
+    async def _describe(self) -> dict[str, Any]:
         try:
             answer = await self._client.describe_services(cluster=self._cluster, services=[self._name])
         except self._client.exceptions.ClusterNotFoundException:
             answer = {}
         for service in answer.get("services", ()):
             if service["status"] == "ACTIVE":
-                return int(service["desiredCount"])
+                return dict(service)
         raise ScalingFailed(
             f"There is no ECS service {self._cluster}/{self._name}: see SANDFLEET_SCALER_TARGETS."
         )
@@ -78,6 +85,10 @@ class Group:
     async def desired(self) -> int:
         """The capacity that the group was asked for. Raises ScalingFailed if there is no such group."""
         return int((await self._describe())["DesiredCapacity"])
+
+    async def is_replacing(self) -> bool:
+        """False: a group has no deployments."""
+        return False
 
     async def protect(self, busy: Set[str]) -> None:
         """Keep the ``busy`` hosts from being taken when the group scales in, whoever asks for it, and give the others free."""

@@ -121,7 +121,11 @@ class Scaler:
             desired, surplus = decision.desired, decision.surplus
         self._desired[pool] = desired
         # More than were asked for are alive: AWS wants to take some, which protect themselves until they are idle.
-        await retire(connection, pool, max(surplus, load.executors - desired), _RETIRED_S)
+        # While ECS replaces tasks both kinds are alive, and the new ones have least to do.
+        surplus = max(surplus, load.executors - desired)
+        if surplus > 0 and await fleet.is_replacing():
+            surplus = 0
+        await retire(connection, pool, surplus, _RETIRED_S)
 
     async def _visible(self, pool: str) -> int | None:
         """Permits in the queue, if SQS says so soon: it is a figure for people, and decides nothing."""

@@ -36,8 +36,11 @@ _QUEUE: LiteralString = """
      where f.pool = %(pool)s) d,
     executors_now e"""
 
-_ALIVE: LiteralString = """executors
+_BEATING: LiteralString = """executors
   where pool = %(pool)s and heartbeat_at > clock_timestamp() - make_interval(secs => %(silent_s)s)"""
+
+# One that drains takes nothing and is on its way out: counted, it would be kept instead of the one that replaces it.
+_ALIVE: LiteralString = f"{_BEATING} and retiring_until is distinct from 'infinity'"
 
 _EXECUTORS: LiteralString = f"""
   with executors_now as (
@@ -46,11 +49,13 @@ _EXECUTORS: LiteralString = f"""
     from {_ALIVE})
   {_QUEUE}"""
 
-# A host has what its executors have, and takes part with a sandbox alone, too.
+# A host has what its executors have, and takes part with a sandbox alone, too. It is not idle while one drains on it.
 _HOSTS: LiteralString = f"""
   with alive as (
     select host_id, 0 as slots, 0 as busy, sandboxes from open_hosts()
-    union all select coalesce(host_id, executor_id), slots, busy, 0 from {_ALIVE}),
+    union all select coalesce(host_id, executor_id), slots, busy, 0 from {_ALIVE}
+    union all select host_id, 0, busy, 0 from {_BEATING} and retiring_until = 'infinity'
+      and host_id in (select host_id from open_hosts())),
   hosts_now as (
     select sum(slots) as slots, sum(busy) as busy, sum(sandboxes) as sandboxes from alive group by host_id),
   executors_now as (
@@ -68,7 +73,7 @@ Connection = AsyncConnection[Any]
 
 
 async def read_load(connection: Connection, pool: str, *, on_hosts: bool = False) -> Load:
-    """Read how loaded a pool is now, in one statement. Executors count while they beat.
+    """Read how loaded a pool is now, in one statement. Executors count while they beat and do not drain.
 
     ``on_hosts``: what is scaled are hosts. Executors of one host count as one then, and what sandboxes take counts, too.
     """

@@ -1,10 +1,11 @@
 """What an executor does with its slots when nobody tells it anything: no ring and no permit."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import LiteralString
+from typing import Any, LiteralString
 from unittest.mock import patch
 
 import pytest
@@ -18,7 +19,7 @@ from sandfleet.shared.ids import new_id
 from sandfleet.shared.settings import Settings
 from sandfleet.shared.store.submission import submit
 from sandfleet.shared.templates import read_templates
-from tests.executor.test_execution import graph_of, step
+from tests.executor.test_execution import State, graph_of, step
 from tests.gates.test_gates import pool, submission
 from tests.waiting import eventually
 
@@ -26,12 +27,14 @@ __all__ = ["pool"]
 
 
 @asynccontextmanager
-async def executing(database: str, redis_url: str, slots: int) -> AsyncIterator[Executor]:
+async def executing(
+    database: str, redis_url: str, slots: int, node: Any = step, drain_grace_s: float = 0.0
+) -> AsyncIterator[Executor]:
     """An executor of this process, which has no queue and tops none up."""
     async with Redis.from_url(redis_url) as redis:
         await redis.flushdb()  # an executor that leaves rings
-    settings = Settings(database_url=database, redis_url=redis_url, slots=slots, drain_grace_s=0.0)
-    made = Executor(settings, {"g": Graph("g", graph_of(step))}, read_templates(settings))
+    settings = Settings(database_url=database, redis_url=redis_url, slots=slots, drain_grace_s=drain_grace_s)
+    made = Executor(settings, {"g": Graph("g", graph_of(node))}, read_templates(settings))
     with patch.object(control, "TOP_UP_EVERY_S", 3600.0):
         running = asyncio.create_task(made.run())
         try:
@@ -127,4 +130,32 @@ async def test_an_executor_that_is_one_too_many_takes_nothing_until_it_is_needed
                 await beaten(pool)
             assert await number(pool, "select count(*) from runs where attempt > 0") == 0
             await retiring(pool, None)
+            await eventually(lambda: all_ended(pool), what="the runs' end")
+
+
+async def test_an_executor_that_drains_says_so_while_its_runs_go_on(
+    pool: Pool, database: str, redis_url: str
+) -> None:
+    """The scaler would count it else, and retire the one that replaces it. Red when a drain shows only at its end."""
+    let_go = threading.Event()
+
+    async def waits(state: State) -> State:
+        while not let_go.is_set():
+            await asyncio.sleep(0.01)
+        return await step(state)
+
+    async with pool.connection() as connection:
+        await connection.execute("truncate executors")
+    await submit_some(pool)
+    with patch.object(control, "_HEARTBEAT_EVERY_S", 0.05):
+        async with executing(database, redis_url, slots=8, node=waits, drain_grace_s=600.0) as executor:
+            try:
+                busy = "select count(*) from executors where busy = 5"
+                await eventually(lambda: number(pool, busy), what="its runs")
+                assert await number(pool, "select count(retiring_until) from executors") == 0
+                executor.drain()
+                draining: LiteralString = f"{busy} and retiring_until = 'infinity'"
+                await eventually(lambda: number(pool, draining), what="its word")
+            finally:
+                let_go.set()
             await eventually(lambda: all_ended(pool), what="the runs' end")

@@ -51,9 +51,13 @@ async def pool(database: str) -> AsyncIterator[Pool]:
         yield pool
 
 
-async def beat(connection: Any, name: str, busy: int, host_id: str | None = None) -> None:
+async def beat(
+    connection: Any, name: str, busy: int, host_id: str | None = None, *, draining: bool = False
+) -> None:
     """A beat that lasts for the test, however slow the machine is."""
-    await heartbeat(connection, name, "default", host_id, slots=16, busy=busy, loop_lag_ms=0)
+    await heartbeat(
+        connection, name, "default", host_id, slots=16, busy=busy, loop_lag_ms=0, draining=draining
+    )
     await connection.execute(
         "update executors set heartbeat_at = clock_timestamp() + interval '1 hour' where executor_id = %s",
         (name,),
@@ -99,6 +103,31 @@ async def test_executors_count_while_they_beat(connection: Any) -> None:
     )
     load = await read_load(connection, "default")
     assert (load.executors, load.idle, load.slots, load.busy) == (2, 1, 32, 3)
+
+
+async def test_one_that_drains_is_no_more_counted_nor_kept_instead_of_another(connection: Any) -> None:
+    """For as long as its runs last. Red when it counts while it beats: then there is one too many, and the new one, which
+    has least to do, takes nothing until the old one has gone."""
+    await beat(connection, "old", 3)
+    await beat(connection, "old", 3, draining=True)
+    await beat(connection, "new", 0)
+    load = await read_load(connection, "default")
+    assert (load.executors, load.idle, load.slots, load.busy) == (1, 1, 16, 0)
+    await retire(connection, "default", load.executors - 1, 60)
+    assert await retired(connection) == {"old"}
+    await beat(connection, "old", 1, draining=True)
+    await retire(connection, "default", 1, 60)
+    await retire(connection, "default", 0, 60)
+    assert await retired(connection) == {"old"}
+
+
+async def test_a_host_is_not_idle_while_an_executor_drains_on_it(connection: Any) -> None:
+    """Red when its runs are left out with its slots; one whose host takes nothing either does not count."""
+    await host(connection, "i-1", 0, 0)
+    await beat(connection, "old", 3, "i-1", draining=True)
+    await beat(connection, "gone", 2, "i-2", draining=True)
+    load = await read_load(connection, "default", on_hosts=True)
+    assert (load.executors, load.idle, load.slots, load.busy) == (1, 0, 0, 3)
 
 
 async def test_the_duration_of_runs_is_that_of_the_last_ones(connection: Any, pool: Pool) -> None:
@@ -360,6 +389,36 @@ async def test_the_fast_path_goes_from_none_to_as_many_as_are_needed_and_back(
     answer, _, _ = await invoke(env, "scaler", {})
     assert answer == {"default": 0}
     assert await fleet.desired() == 0
+
+
+async def test_nobody_retires_while_a_service_replaces_its_tasks(
+    connection: Any, database: str, redis_url: str, emulator: str, clients: Clients, service: str
+) -> None:
+    """Old and new are more than were asked for, and the new one has least to do. Red when it is retired as one too many:
+    nothing would start before the old one has gone."""
+    ecs, name = await clients.of("ecs"), service.split("/")[0]
+    target = {"service": service, "least": 1, "most": 3, "slots": 16}
+    env = environment(
+        database,
+        redis_url,
+        emulator,
+        SANDFLEET_SCALER_TARGETS=json.dumps({"default": target}),
+        SANDFLEET_SCALER_SETS_COUNTS="true",
+        SANDFLEET_SCALER_EVERY_S="0.1",
+    )
+    fleet = Service(ecs, service)
+    await fleet.ask_for(1)
+    await beat(connection, "old", 3)
+    await beat(connection, "new", 0)
+    assert not await fleet.is_replacing()
+    stuck = {"maximumPercent": 100, "minimumHealthyPercent": 100}  # the emulator is done with others at once
+    await ecs.update_service(
+        cluster=name, service=name, forceNewDeployment=True, deploymentConfiguration=stuck
+    )
+    assert await fleet.is_replacing()
+    await invoke(env, "scaler", {})
+    assert await retired(connection) == set()
+    await fleet.ask_for(0)
 
 
 async def test_a_pool_that_fails_fails_the_call_and_not_the_other_pools(

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from sandfleet.functions.api.docs import body_of
 from sandfleet.functions.api.fields import Body, Text
-from sandfleet.functions.api.host_ask import Ask
+from sandfleet.functions.api.host_ask import Ask, Once
 from sandfleet.functions.api.live import Cut, Live
 from sandfleet.functions.api.requests import query_bool, query_int, read, resources, unless_gone
 from sandfleet.functions.api.responses import json_response, no_content
@@ -96,7 +96,8 @@ async def upload(request: Request, sandbox_id: str) -> Response:
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > most:
         raise _too_large(most)
-    return json_response(await use.json(Ask("PUT", "/sandbox/file", params, content=_bounded(request, most))))
+    content = Once(_bounded(request, most))
+    return json_response(await use.json(Ask("PUT", "/sandbox/file", params, content=content)))
 
 
 async def _bounded(request: Request, most: int) -> AsyncIterator[bytes]:

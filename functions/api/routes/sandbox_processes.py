@@ -161,12 +161,7 @@ async def write(request: Request, sandbox_id: str, process: str) -> Response:
     """Write the body to its stdin or terminal; answers when it has taken all. Query: close."""
     use, path = _one(request, sandbox_id, process)
     params = {"close": int(query_bool(request, "close"))}
-    body = await read_body(request)
-
-    async def content() -> AsyncGenerator[bytes]:
-        yield body
-
-    ask = Ask("PUT", f"{path}/stdin", params, content=content())
+    ask = Ask("PUT", f"{path}/stdin", params, content=await read_body(request))
     return json_response(await unless_gone(request, use.json(ask)))
 
 
