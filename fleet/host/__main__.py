@@ -100,7 +100,8 @@ async def serve(config: Settings, instance: str) -> None:
         try:
             await backend.open()
             agent = AgentFiles(folder.parent / "agent")
-            snapshots = Snapshots(config, folder.parent / "snapshots")
+            host_id = Owner.of_host(config, instance).host_id
+            snapshots = Snapshots(config, folder.parent / "snapshots", host_id)
             registry = Registry(
                 backend,
                 folder,

@@ -53,7 +53,7 @@ async def _measure(backend: Backend, root: Path, agent: AgentFiles, at_once: int
         templates,
         state=StateFolder(root / "state"),
         capacity=Capacity.of((default,) * (at_once + warm)),
-        snapshots=Snapshots(settings().model_copy(update={"snapshot_bucket": ""}), root / "snapshots"),
+        snapshots=Snapshots(settings().model_copy(update={"snapshot_bucket": ""}), root / "snapshots", ""),
         refill=Refill(1000.0, 3600.0),
     )
     keeping = asyncio.create_task(registry.warm.keep())

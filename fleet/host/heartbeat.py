@@ -32,15 +32,18 @@ _BEAT: LiteralString = """
         folder = excluded.folder, heartbeat_at = clock_timestamp()
     returning extract(epoch from clock_timestamp())::float8, (select deployment_id::text from deployment)
 """
+# Whose sandboxes nobody needs here: what is over, and what has gone on on another host while this one was silent.
 _OVER: LiteralString = """
     select held.tenant, held.user_id, held.run_id
-    from unnest(%s::text[], %s::text[], %s::uuid[]) as held (tenant, user_id, run_id)
+    from unnest(%(tenants)s::text[], %(users)s::text[], %(ids)s::uuid[]) as held (tenant, user_id, run_id)
     left join runs using (tenant, user_id, run_id)
-    where (runs.status is null or runs.status in ('success', 'error', 'timeout', 'interrupted'))
+    where (runs.status is null or runs.status in ('success', 'error', 'timeout', 'interrupted') or exists (
+        select 1 from placements p where p.tenant = held.tenant and p.user_id = held.user_id and p.run_id = held.run_id
+          and p.host_id <> %(own)s))
       and not exists (
         select 1 from sandboxes s join placements p on p.tenant = s.tenant and p.user_id = s.user_id and p.run_id = s.sandbox_id
         where s.tenant = held.tenant and s.user_id = held.user_id and s.sandbox_id = held.run_id
-          and s.expires_at > clock_timestamp() and p.host_id = %s)
+          and s.expires_at > clock_timestamp() and p.host_id = %(own)s)
 """
 
 
@@ -131,8 +134,13 @@ class Heartbeat:
         keys = self._registry.keys()
         if not keys:
             return []
-        columns = ([k.tenant for k in keys], [k.user_id for k in keys], [k.run_id for k in keys])
-        rows = await (await self._connection.execute(_OVER, (*columns, self._about.host_id))).fetchall()
+        held = {
+            "tenants": [k.tenant for k in keys],
+            "users": [k.user_id for k in keys],
+            "ids": [k.run_id for k in keys],
+            "own": self._about.host_id,
+        }
+        rows = await (await self._connection.execute(_OVER, held)).fetchall()
         return [RunKey(*row) for row in rows]
 
     async def deregister(self) -> None:

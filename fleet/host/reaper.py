@@ -23,7 +23,7 @@ from sandfleet.fleet.host import firewall, metrics
 from sandfleet.fleet.host.backend import Abandonable, Backend
 from sandfleet.fleet.host.heartbeat import Heartbeat
 from sandfleet.fleet.host.labels import Owner, machine
-from sandfleet.fleet.host.own_folder import REST, SANDBOXES, STATE, of_the_dead
+from sandfleet.fleet.host.own_folder import REST, SANDBOXES, STATE, is_reaped, of_the_dead
 from sandfleet.shared.errors import SandfleetError
 from sandfleet.shared.fault_points import reach
 
@@ -124,15 +124,18 @@ class Reaper:
 
     async def _reap(self, owner: Owner, things: list[Abandonable], row: _Known | None) -> Reaped:
         """Remove what one host has left, and forget the host if that was all."""
-        left: list[Path] = []
         if owner.folder == self._own.folder:  # this host under another name: what is in the folder is ours
             things = [thing for thing in things if thing.sandbox_id not in self._owned()]
-        else:
-            with of_the_dead(Path(owner.folder)) as dead:
-                left = _left_in(owner, things) if dead else []
-            if not dead:
-                logger.warning("PostgreSQL does not hear of a host that lives", extra={"host": owner.host_id})
-                return Reaped(0, 0, 0)
+            return await self._clear(things, [], row)
+        # To the end: a host that came back meanwhile would adopt what is being removed.
+        with of_the_dead(Path(owner.folder)) as dead:
+            if dead:
+                return await self._clear(things, _left_in(owner, things), row)
+        if not is_reaped(Path(owner.folder)):
+            logger.warning("PostgreSQL does not hear of a host that lives", extra={"host": owner.host_id})
+        return Reaped(0, 0, 0)
+
+    async def _clear(self, things: list[Abandonable], left: list[Path], row: _Known | None) -> Reaped:
         removed = await self._remove(things, left)
         if row is not None and removed == _counted(things, left):
             await self._forget(row)

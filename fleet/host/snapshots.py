@@ -16,7 +16,7 @@ from psycopg_pool import PoolTimeout
 from sandfleet.fleet.host import workspace
 from sandfleet.fleet.host.bucket import Bucket
 from sandfleet.fleet.host.sandbox import Sandbox
-from sandfleet.fleet.sandbox.errors import HostUnavailable, SnapshotDamaged, SnapshotFailed
+from sandfleet.fleet.sandbox.errors import HostUnavailable, SnapshotDamaged, SnapshotFailed, StaleAttempt
 from sandfleet.shared.db.pool import open_pool
 from sandfleet.shared.errors import SandfleetError
 from sandfleet.shared.ids import Fence, RunKey, new_id
@@ -37,9 +37,10 @@ _ANSWER_S = 5.0
 class Snapshots:
     """Takes and restores snapshots of the host's sandboxes. Without a bucket all is refused but restoring nothing."""
 
-    def __init__(self, settings: Settings, folder: Path) -> None:
+    def __init__(self, settings: Settings, folder: Path, host_id: str) -> None:
         """``folder`` is for archives on their way; what is there at the start is removed."""
         self._settings = settings
+        self._host_id = host_id
         self._folder = folder
         self._bucket = Bucket(settings)
         self._slots = asyncio.Semaphore(_AT_ONCE)
@@ -56,7 +57,8 @@ class Snapshots:
         return bool(self._settings.snapshot_bucket)
 
     async def take(self, sandbox: Sandbox, fence: Fence, reason: str) -> snapshots.Snapshot:
-        """Save the workspace; ``reason`` as `Snapshot` names them. Raises SnapshotFailed; the sandbox goes on."""
+        """Save the workspace; ``reason`` as `Snapshot` names them. The sandbox goes on. Raises SnapshotFailed; for
+        ``drain``, StaleAttempt if the sandbox is one that its run, or its owner, has left behind."""
         if not self.kept:
             raise SnapshotFailed("No snapshots are kept here: set SANDFLEET_SNAPSHOT_BUCKET.")
         config = self._settings
@@ -81,7 +83,10 @@ class Snapshots:
         }
         try:
             async with self._database() as connection:
-                taken = await snapshots.record(connection, fence.key, values, config.snapshot_keep_s)
+                held = snapshots.Held(self._host_id, fence.attempt) if reason == "drain" else None
+                taken = await snapshots.record(connection, fence.key, values, config.snapshot_keep_s, held)
+            if taken is None:
+                raise StaleAttempt("This sandbox was left behind: there is a later one, with other files.")
         except BaseException:
             with suppress(SandfleetError):
                 await self._bucket.delete([key])  # nobody else knows of it

@@ -60,6 +60,7 @@ _SELECT = f"""
   left join hosts h on h.host_id = p.host_id
   where s.tenant = %(tenant)s and s.user_id = %(user_id)s and s.expires_at > clock_timestamp()"""
 
+_NOT_BEGUN = "The snapshot that the sandbox was to begin with is gone."
 _KEY = "tenant = %s and user_id = %s and sandbox_id = %s"
 _FENCE = f"{_KEY} and generation = %s"
 
@@ -139,13 +140,21 @@ async def place(pool: Pool, fence: Fence, own_host: str | None, refused: Sequenc
 
 
 async def made(pool: Pool, fence: Fence, known: str, restored: UUID | None) -> bool:
-    """Note that a generation exists, and what its files began with. False if another one has begun."""
+    """Note that a generation exists, and what its files began with. False if another one has begun.
+
+    If the snapshot that it was to begin with expired meanwhile, a caller is told of that.
+    """
     async with pool.connection() as connection, connection.transaction():
         cursor = await connection.execute(
-            f"update sandboxes set restored = %s where {_FENCE}", (restored, *fence.key, fence.attempt)
+            f"update sandboxes set restored = %s where {_FENCE} returning begins_with is not null and told",
+            (restored, *fence.key, fence.attempt),
         )
-        if not cursor.rowcount:
+        if (row := await cursor.fetchone()) is None:
             return False
+        if row[0] and restored is None:
+            await connection.execute(
+                f"update sandboxes set told = false, lost = %s where {_KEY}", (_NOT_BEGUN, *fence.key)
+            )
         await connection.execute(
             "update placements set sandbox_id = %s where tenant = %s and user_id = %s and run_id = %s",
             (known, *fence.key),

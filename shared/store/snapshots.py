@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from psycopg import AsyncConnection
@@ -41,11 +41,23 @@ class Snapshot:
     created_at: datetime
 
 
-async def record(connection: Connection, key: RunKey, snapshot: dict[str, Any], keep_s: float) -> Snapshot:
+class Held(NamedTuple):
+    """Who says that a sandbox is the one that counts: its host, and the latest attempt (or generation) seen there."""
+
+    host_id: str
+    attempt: int
+
+
+async def record(
+    connection: Connection, key: RunKey, snapshot: dict[str, Any], keep_s: float, held: Held | None = None
+) -> Snapshot | None:
     """Note a snapshot whose archive is in the bucket: ``snapshot_id``, ``reason``, ``object_key``, ``bytes``, ``files``,
     ``content_bytes``, ``skipped``. It is kept for ``keep_s``. Those that were not asked for replace one another: of a run, and of
-    the interrupted runs of its thread."""
+    the interrupted runs of its thread. With ``held``, None and nothing noted if the sandbox is elsewhere or of an earlier
+    generation by now: its host was silent, and what replaced it may have newer files."""
     async with connection.transaction(), connection.cursor(row_factory=class_row(Snapshot)) as cursor:
+        if held is not None and not await _counts(connection, key, held):
+            return None
         await cursor.execute(
             """update snapshots set expires_at = '-infinity'
                where tenant = %(tenant)s and user_id = %(user_id)s and reason <> 'request' and (
@@ -67,6 +79,21 @@ async def record(connection: Connection, key: RunKey, snapshot: dict[str, Any], 
         recorded = await cursor.fetchone()
         assert recorded is not None
         return recorded
+
+
+async def _counts(connection: Connection, key: RunKey, held: Held) -> bool:
+    """Whether the sandbox is the one that counts, and stays it until the transaction ends."""
+    cursor = await connection.execute(
+        "select generation from sandboxes where tenant = %s and user_id = %s and sandbox_id = %s for share",
+        key,
+    )
+    if (row := await cursor.fetchone()) is not None and row[0] != held.attempt:
+        return False
+    cursor = await connection.execute(
+        """select 1 from placements where tenant = %s and user_id = %s and run_id = %s and host_id = %s for share""",
+        (*key, held.host_id),
+    )
+    return await cursor.fetchone() is not None
 
 
 async def to_restore(connection: Connection, key: RunKey) -> Snapshot | None:

@@ -5,6 +5,7 @@ import json
 import os
 import secrets
 import signal
+import socket
 import sys
 import time
 import uuid
@@ -30,6 +31,11 @@ INSERT_RUN = """
     values (%s, %s, %s, %s, %s, 'graph', 'run', 'default', 0, 'running', 'reject', 60, '{}', '{}')
 """
 
+PLACE = """
+    insert into placements (tenant, user_id, run_id, host_id, template, memory, pids) values (%s, %s, %s, %s, 'default', 0, 0)
+    on conflict (tenant, user_id, run_id) do update set host_id = excluded.host_id
+"""
+
 
 @dataclass
 class Host:
@@ -48,6 +54,11 @@ class Host:
     """Names that this process, and no other of the machine, knows the addresses of."""
     namespace: str | None = None
     """The network namespace that it runs in, as ``ip netns`` names it; None: that of the tests."""
+
+    @property
+    def host_id(self) -> str:
+        """Its name in PostgreSQL."""
+        return self.env.get("SANDFLEET_HOST_ID") or f"{socket.gethostname()}/{self.instance}"
 
     @property
     def socket(self) -> Path:
@@ -156,7 +167,10 @@ class Host:
     async def sandbox(
         self, client: SandboxClient, *, key: RunKey | None = None, attempt: int = 1
     ) -> RunSandbox:
+        """A run's sandbox, placed on this host."""
         fence = Fence(key or await self.new_run(), attempt)
+        async with await psycopg.AsyncConnection.connect(self.database_url, autocommit=True) as connection:
+            await connection.execute(PLACE, (*fence.key, self.host_id))
         return RunSandbox(fence, self.signer(fence), OneHost(client))
 
     def processes(self) -> list[psutil.Process]:

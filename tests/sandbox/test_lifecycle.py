@@ -65,14 +65,19 @@ async def test_the_next_attempt_finds_the_same_sandbox(host, client):
     await second.close()
 
 
-@pytest.mark.parametrize("status", ["success", "error", "timeout", "interrupted", "gone"])
+@pytest.mark.parametrize("status", ["success", "error", "timeout", "interrupted", "gone", "elsewhere"])
 async def test_the_sandbox_of_a_run_that_is_over_is_reaped(host, client, status):
-    """Red when only a close removes it: the executor died here."""
+    """Red when only a close removes it: the executor died here, or the run went on on another host."""
     sandbox = await host.sandbox(client)
     await sandbox.exec("true")
     if status == "gone":
         async with await psycopg.AsyncConnection.connect(host.database_url, autocommit=True) as connection:
             await connection.execute("delete from runs where run_id = %s", (sandbox.fence.key.run_id,))
+    elif status == "elsewhere":
+        async with await psycopg.AsyncConnection.connect(host.database_url, autocommit=True) as connection:
+            await connection.execute(
+                "update placements set host_id = 'another' where run_id = %s", (sandbox.fence.key.run_id,)
+            )
     else:
         await host.set_status(sandbox.fence.key, status)
     await check_empty(host)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import time
 import uuid
 from contextlib import asynccontextmanager
@@ -216,6 +217,38 @@ async def test_a_host_that_postgresql_does_not_hear_of_keeps_its_sandboxes(own_h
         assert len(await containers(cut_off)) == 1
         assert await reaper.stop() == 0
         assert await cut_off.stop() == 0
+
+
+@pytest.mark.long
+async def test_a_host_that_comes_back_waits_until_its_things_are_removed(own_host, tmp_path):
+    """Red when the folder's lock is given back before: the host would adopt what is then removed under its hands."""
+    points = tmp_path / "points"
+    points.mkdir()
+    host = own_host()
+    await host.start()
+    client = SandboxClient(host.socket)
+    sandbox = await host.sandbox(client)
+    await sandbox.exec("true")
+    await client.aclose()
+    await host.kill()
+    (points / "reaper.networks").write_text("stop")
+    reaper = own_host(**REAPS, SANDFLEET_FAULT_POINTS=str(points))
+    await reaper.start()
+    await eventually(lambda: not (points / "reaper.networks").exists(), 120, "the reaper stands still")
+    starting = asyncio.create_task(host.start())
+
+    def waits():
+        said = any("waits for a reaper" in line["message"] for line in host.logged())
+        return said or starting.done()
+
+    await eventually(waits, 120, "the host has tried to take its folder")
+    assert not starting.done()
+    reaper.process.send_signal(signal.SIGCONT)
+    await starting
+    assert (await host.health())["sandboxes"] == 0
+    assert not await containers(host)
+    assert await host.stop() == 0
+    assert await reaper.stop() == 0
 
 
 async def test_it_waits_until_hosts_have_had_time_to_speak(own_host):

@@ -223,7 +223,7 @@ async def test_expired_snapshots_are_removed_with_their_archives(keeping_host):
         aws_endpoint_url=env["AWS_ENDPOINT_URL"],
         snapshot_bucket=env["SANDFLEET_SNAPSHOT_BUCKET"],
     )
-    sweeper = Snapshots(settings, keeping_host.folder / "sweep")
+    sweeper = Snapshots(settings, keeping_host.folder / "sweep", "a host")
     assert await sweeper.remove_expired() == 1
     await sweeper.aclose()
     assert len(await objects(keeping_host)) == 2

@@ -1,5 +1,10 @@
 -- Sandboxes without a run. `placements` says where one is, by its own id: so the choice of a host counts all sandboxes alike.
 -- Lock order: tenant, sandbox, placement, decision.
+
+-- Sandboxes without a run that a tenant may have at once; null: as SANDFLEET_TENANT_MAX_SANDBOXES says. Before hosts: what goes on
+-- meanwhile takes a tenant first, then looks at hosts.
+alter table tenants add column max_sandboxes int check (max_sandboxes >= 0);
+
 create table sandboxes (
   tenant text, user_id text, sandbox_id uuid,
   template    text not null,
@@ -20,8 +25,6 @@ create index sandboxes_expiring on sandboxes (expires_at);
 
 -- What a host makes sandboxes of: {template: {memory, pids, lifetime_s}}. null: it knows only sandboxes of runs.
 alter table hosts add column templates jsonb;
--- Sandboxes without a run that a tenant may have at once; null: as SANDFLEET_TENANT_MAX_SANDBOXES says.
-alter table tenants add column max_sandboxes int check (max_sandboxes >= 0);
 
 -- Hosts that cannot make sandboxes of a template.
 create function hosts_without(p_template text) returns text[] language sql stable as $$
