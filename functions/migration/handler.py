@@ -88,11 +88,10 @@ def _let_in(connection: psycopg.Connection[Any]) -> None:
         connection.execute(sql.SQL("create role {} login").format(role))
     for grant in (
         "grant rds_iam to {}",
-        "grant pg_read_all_stats to {}",
+        "grant pg_monitor to {}",
         "grant usage on schema public to {}",
-        "grant select, insert, update, delete, truncate on all tables in schema public to {}",
+        "grant select, insert, update, delete on all tables in schema public to {}",
         "grant usage, select, update on all sequences in schema public to {}",
-        "grant execute on all functions in schema public to {}",
     ):
         connection.execute(sql.SQL(grant).format(role))
 
