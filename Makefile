@@ -31,7 +31,7 @@ dev: install ## Run the stack until Ctrl-C
 	@$(BIN)/sandfleet dev
 
 test: install-dev install-cdk ## Run all tests on real servers and a real Docker Engine, in WORKERS processes
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	@$(BIN)/python -m pytest -n $(WORKERS)
 
 check: install-dev ## Formatting, lint, types, import boundaries, unit tests
 	$(BIN)/ruff format --check .

@@ -3,6 +3,8 @@
 import hypothesis
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 settings.register_profile("untimed", deadline=None)  # a loaded machine is no fault of an example's
 settings.load_profile("untimed")
@@ -19,17 +21,18 @@ pytest_plugins = [
 ]
 
 
-_OF_ONE_MACHINE = "tests/sandbox/"
+# In one process each: what they share is a session's, or, as rules of the firewall and loop devices, the machine's.
+_TOGETHER = ("tests/sandbox/", "tests/infra/", "tests/observability/")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file in one process, which shares what its module starts, when several processes run tests.
+class ByFile(LoadScopeScheduling):
+    """Keeps the tests of a file in one process, which shares what its module starts, and those of some folders."""
 
-    Those of sandbox hosts go all to one: the rules of the firewall, bridges and loop devices are the machine's.
-    """
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            file = item.nodeid.partition("::")[0]
-            group = _OF_ONE_MACHINE if file.startswith(_OF_ONE_MACHINE) else file
-            item.add_marker(pytest.mark.xdist_group(group))
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return next((folder for folder in _TOGETHER if file.startswith(folder)), file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
+    """How tests are given to the processes of ``pytest -n``."""
+    return ByFile(config, log)

@@ -1,7 +1,8 @@
 """What handlers read from a request: who asks, the resources of the process, and a bounded, validated JSON body."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -13,6 +14,9 @@ from sandfleet.functions.api.resources import Resources
 from sandfleet.shared.errors import BodyTooLarge, InvalidRequest
 from sandfleet.shared.ids import Owner
 from sandfleet.shared.json_text import parse_json
+
+_DISCARDED_BYTES = 1024 * 1024
+_DISCARDING_S = 1.0
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -34,16 +38,31 @@ async def read_body(request: Request) -> bytes:
     """The whole body. Raises BodyTooLarge while reading, whether or not the length was announced."""
     limit = resources(request).settings.max_body_bytes
     announced = request.headers.get("content-length", "")
+    stream = request.stream()
     if announced.isdigit() and int(announced) > limit:
+        await discard(stream)
         raise _too_large(limit)
     chunks: list[bytes] = []
     size = 0
-    async for chunk in request.stream():
+    async for chunk in stream:
         size += len(chunk)
         if size > limit:
+            await discard(stream)
             raise _too_large(limit)
         chunks.append(chunk)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def discard(stream: AsyncIterator[bytes]) -> None:
+    """Read on for a while before a refusal: a connection that is closed with unread bytes is reset, and takes the refusal
+    with it."""
+    size = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_DISCARDING_S):
+            async for chunk in stream:
+                size += len(chunk)
+                if size > _DISCARDED_BYTES:
+                    return
 
 
 def _too_large(limit: int) -> BodyTooLarge:

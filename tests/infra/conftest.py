@@ -55,14 +55,6 @@ class Template:
         }
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Synthesize in one process: before files are told apart."""
-    for item in items:
-        if "tests/infra" in item.nodeid:
-            item.add_marker(pytest.mark.xdist_group("infra"))
-
-
 def synthesize(folder: Path, contexts: dict[str, Any]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.infra.synthesize", str(folder)],

@@ -4,12 +4,10 @@ import json
 from uuid import uuid4
 
 import httpx
-import pytest
 
 from tests.observability.test_traces import asking, execute
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.xdist_group("observability")  # they share a stack
 MARK = f"m4rked{uuid4().hex}"
 
 

@@ -13,8 +13,6 @@ from tests.observability.conftest import scrape
 from tests.observability.test_traces import asking, execute
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.xdist_group("observability")  # they share a stack
-
 
 async def grown(stack, before, name, by=1, process="executor-1", **labels):
     """Wait until a counter has grown by that much since ``before``; returns the samples of that moment."""

@@ -6,14 +6,12 @@ from uuid import uuid4
 
 import httpx
 import psycopg
-import pytest
 
 from sandfleet.loadtest.provider.scripts import SCRIPT_MARKER
 from sandfleet.shared.permits import Permits
 from sandfleet.shared.settings import Settings
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.xdist_group("observability")  # they share a stack
 CLOCKS_NS = 5_000_000  # between two readings of both clocks
 SECRET = "s3cr3t-of-a-tenant"
 
@@ -111,16 +109,18 @@ async def test_the_model_provider_is_told_its_span(stack, collector):
 
 async def test_without_a_caller_the_api_begins_the_trace(stack, client, collector):
     """Red when a run without a header is traced by nobody, or apart from its request."""
+    posted = "POST /threads/{thread_id}/runs"
     thread = await client.threads.create()
     run = await client.runs.create(thread["thread_id"], "asks", input={"ask": {}})
     await client.runs.join(thread["thread_id"], run["run_id"])
 
     def found():
         of = [s for s in collector.spans if s.attributes.get("sandfleet.run_id") == run["run_id"]]
-        return {s.name: s for s in of} if any(s.name == "run" for s in of) else None
+        by_name = {s.name: s for s in of}
+        return by_name if by_name.keys() >= {"run", posted} else None  # of two processes
 
-    spans = await eventually(found, what="the span of the run")
-    request = spans["POST /threads/{thread_id}/runs"]
+    spans = await eventually(found, what="the spans of the request and the run")
+    request = spans[posted]
     assert (request.parent_id, request.service) == ("", "sandfleet-api")
     assert (spans["run"].trace_id, spans["run"].parent_id) == (request.trace_id, request.span_id)
 

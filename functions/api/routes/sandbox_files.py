@@ -13,7 +13,7 @@ from sandfleet.functions.api.docs import body_of
 from sandfleet.functions.api.fields import Body, Text
 from sandfleet.functions.api.host_ask import Ask, Once
 from sandfleet.functions.api.live import Cut, Live
-from sandfleet.functions.api.requests import query_bool, query_int, read, resources, unless_gone
+from sandfleet.functions.api.requests import discard, query_bool, query_int, read, resources, unless_gone
 from sandfleet.functions.api.responses import json_response, no_content
 from sandfleet.functions.api.routes.sandboxes import use_of
 from sandfleet.functions.api.sandbox_errors import HostBroke
@@ -95,6 +95,7 @@ async def upload(request: Request, sandbox_id: str) -> Response:
     most = resources(request).settings.max_file_bytes
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > most:
+        await discard(request.stream())
         raise _too_large(most)
     content = Once(_bounded(request, most))
     return json_response(await use.json(Ask("PUT", "/sandbox/file", params, content=content)))
@@ -102,9 +103,11 @@ async def upload(request: Request, sandbox_id: str) -> Response:
 
 async def _bounded(request: Request, most: int) -> AsyncIterator[bytes]:
     size = 0
-    async for piece in request.stream():
+    stream = request.stream()
+    async for piece in stream:
         size += len(piece)
         if size > most:
+            await discard(stream)
             raise _too_large(most)
         if piece:
             yield piece
