@@ -22,7 +22,7 @@ pytest_plugins = [
 
 
 # In one process each: what they share is a session's, or, as rules of the firewall and loop devices, the machine's.
-_TOGETHER = ("tests/sandbox/", "tests/infra/", "tests/observability/")
+_TOGETHER = ("tests/sandbox/", "tests/sandboxes/", "tests/infra/", "tests/observability/")
 
 
 class ByFile(LoadScopeScheduling):

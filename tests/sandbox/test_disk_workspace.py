@@ -1,6 +1,6 @@
 """Workspaces on disk: larger than memory, of a fixed size, and gone with their container whoever is killed when."""
 
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 
 import pytest
@@ -34,7 +34,10 @@ def file(tmp_path):
 
 def loops(folder):
     """Loop devices over files below a folder."""
-    backing = [path.read_text() for path in Path("/sys/block").glob("loop*/loop/backing_file")]
+    backing = []
+    for path in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with suppress(OSError):  # the device went meanwhile
+            backing.append(path.read_text())
     return [file for file in backing if file.startswith(str(folder))]
 
 
