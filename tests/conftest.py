@@ -2,12 +2,8 @@
 
 import hypothesis
 import pytest
-from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
-
-settings.register_profile("untimed", deadline=None)  # a loaded machine is no fault of an example's
-settings.load_profile("untimed")
 
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile("loaded", deadline=None)

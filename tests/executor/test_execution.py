@@ -413,3 +413,20 @@ async def test_the_end_of_an_attempt_leaves_the_next_one_alone(executor: Executo
         )
         == 1
     )
+
+
+async def test_a_step_is_not_taken_without_a_node_that_was_cancelled(executor: Executor) -> None:
+    """A node's task may be cancelled from outside, which LangGraph takes for the end of a run that ends anyway. Red when the
+    step is completed without it: the run would be a success that lacks what the node does."""
+
+    async def cut_off(state: State) -> State:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.Event().wait()
+        return await step(state)
+
+    execution = await executor.claim(graph_of(cut_off))
+    await execution.execute()
+    status, error, _ = await executor.stored(execution.run.fence.key)
+    assert (status, error and error["error"]) == ("error", "NodeCancelledError")
