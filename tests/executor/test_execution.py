@@ -416,17 +416,20 @@ async def test_the_end_of_an_attempt_leaves_the_next_one_alone(executor: Executo
 
 
 async def test_a_step_is_not_taken_without_a_node_that_was_cancelled(executor: Executor) -> None:
-    """A node's task may be cancelled from outside, which LangGraph takes for the end of a run that ends anyway. Red when the
-    step is completed without it: the run would be a success that lacks what the node does."""
+    """Whoever cancels the task of a node: LangGraph takes it for the end of a run that ends anyway. Red when the step is
+    completed without it: the run would be a success that lacks what the node does."""
+    at_work = asyncio.Event()
 
-    async def cut_off(state: State) -> State:
-        task = asyncio.current_task()
-        assert task is not None
-        task.cancel()
+    async def node(state: State) -> State:
+        at_work.set()
         await asyncio.Event().wait()
         return await step(state)
 
-    execution = await executor.claim(graph_of(cut_off))
-    await execution.execute()
+    execution = await executor.claim(graph_of(node))
+    running = asyncio.create_task(execution.execute())
+    await at_work.wait()
+    await cancel_until_ended(execution.run.fence)
+    await running
     status, error, _ = await executor.stored(execution.run.fence.key)
     assert (status, error and error["error"]) == ("error", "NodeCancelledError")
+    assert "'node'" in error["message"]
