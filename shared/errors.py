@@ -114,6 +114,27 @@ class SandboxError(SandfleetError):
     status = 502
 
 
+class HostUnavailable(SandboxError):
+    """No sandbox host answers, or it cannot do this now."""
+
+    code = "sandbox_host_unavailable"
+    status = 503
+
+
+class HostAway(HostUnavailable):
+    """Nobody listens at the host's address: what was asked was not sent."""
+
+
+class HostBroke(HostUnavailable):
+    """The host went away in the middle: what was asked may have been done."""
+
+
+class NoRoom(HostUnavailable):
+    """The host is full, or all are."""
+
+    code = "no_room"
+
+
 class ScalingFailed(SandfleetError):
     """A pool's executors could not be counted or asked for; the message names the target."""
 

@@ -9,10 +9,10 @@ import psycopg
 from psycopg_pool import PoolTimeout
 
 from sandfleet.fleet.sandbox.client import SandboxClient
-from sandfleet.fleet.sandbox.errors import HostAway, HostUnavailable, NoRoom, TemplateUnavailable
+from sandfleet.fleet.sandbox.errors import TemplateUnavailable
 from sandfleet.fleet.sandbox.hosts import Placed
 from sandfleet.shared.db.pool import Pool
-from sandfleet.shared.errors import SandboxError, Superseded
+from sandfleet.shared.errors import HostAway, HostUnavailable, NoRoom, SandboxError, Superseded
 from sandfleet.shared.ids import Fence
 from sandfleet.shared.settings import Settings
 from sandfleet.shared.store.placements import Need, Place, know_sandbox, knows_sandbox, place

@@ -13,9 +13,8 @@ from sandfleet.fleet.host.command_routes import CommandRoutes, invalid
 from sandfleet.fleet.host.file_routes import FileRoutes
 from sandfleet.fleet.host.process_routes import ProcessRoutes
 from sandfleet.fleet.host.registry import Registry
-from sandfleet.fleet.sandbox.errors import HostUnavailable
 from sandfleet.shared import sandbox_token
-from sandfleet.shared.errors import SandfleetError
+from sandfleet.shared.errors import HostUnavailable, SandfleetError
 from sandfleet.shared.settings import Settings
 from sandfleet.shared.store.snapshots import Snapshot
 from sandfleet.shared.templates import DEFAULT

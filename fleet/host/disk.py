@@ -17,8 +17,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
-from sandfleet.fleet.sandbox.errors import NoRoom
-from sandfleet.shared.errors import SandfleetError
+from sandfleet.shared.errors import NoRoom, SandfleetError
 
 _CONTROL = "/dev/loop-control"
 # Of <linux/loop.h>: LOOP_CTL_GET_FREE, and LOOP_CONFIGURE (Linux 5.8), which attaches the file and sets flags in one.

@@ -13,8 +13,7 @@ from typing import Any
 
 from sandfleet.fleet.host.engine import Engine, EngineError
 from sandfleet.fleet.host.firewall import BRIDGE_PREFIX, Firewall, FirewallError, bridges, held, hold
-from sandfleet.fleet.sandbox.errors import HostUnavailable, NoRoom
-from sandfleet.shared.errors import SandfleetError
+from sandfleet.shared.errors import HostUnavailable, NoRoom, SandfleetError
 
 logger = logging.getLogger(__name__)
 

@@ -18,15 +18,8 @@ from sandfleet.fleet.host.sandbox import Sandbox
 from sandfleet.fleet.host.snapshots import Snapshots
 from sandfleet.fleet.host.state import Kept, StateFolder
 from sandfleet.fleet.host.warm import Refill, WarmPool
-from sandfleet.fleet.sandbox.errors import (
-    HostUnavailable,
-    NoRoom,
-    NoSandbox,
-    SandboxLost,
-    StaleAttempt,
-    TemplateUnavailable,
-)
-from sandfleet.shared.errors import SandfleetError
+from sandfleet.fleet.sandbox.errors import NoSandbox, SandboxLost, StaleAttempt, TemplateUnavailable
+from sandfleet.shared.errors import HostUnavailable, NoRoom, SandfleetError
 from sandfleet.shared.ids import Fence, RunKey
 from sandfleet.shared.store.snapshots import Snapshot
 from sandfleet.shared.templates import DEFAULT, Template, Templates

@@ -18,9 +18,9 @@ from sandfleet.fleet.host.agent_link import AgentLink, Operation
 from sandfleet.fleet.host.backend import AGENT_NAME, Backend, Launch
 from sandfleet.fleet.host.proxy import Proxy
 from sandfleet.fleet.host.results import ProtocolError
-from sandfleet.fleet.sandbox.errors import HostUnavailable, OperationRefused, StaleAttempt
+from sandfleet.fleet.sandbox.errors import OperationRefused, StaleAttempt
 from sandfleet.fleet.sandbox_agent import wire
-from sandfleet.shared.errors import SandboxError, SandfleetError
+from sandfleet.shared.errors import HostUnavailable, SandboxError, SandfleetError
 from sandfleet.shared.ids import Fence, RunKey
 from sandfleet.shared.store.snapshots import Snapshot
 from sandfleet.shared.templates import Template

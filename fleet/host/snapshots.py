@@ -16,9 +16,9 @@ from psycopg_pool import PoolTimeout
 from sandfleet.fleet.host import workspace
 from sandfleet.fleet.host.bucket import Bucket
 from sandfleet.fleet.host.sandbox import Sandbox
-from sandfleet.fleet.sandbox.errors import HostUnavailable, SnapshotDamaged, SnapshotFailed, StaleAttempt
+from sandfleet.fleet.sandbox.errors import SnapshotDamaged, SnapshotFailed, StaleAttempt
 from sandfleet.shared.db.pool import open_pool
-from sandfleet.shared.errors import SandfleetError
+from sandfleet.shared.errors import HostUnavailable, SandfleetError
 from sandfleet.shared.ids import Fence, RunKey, new_id
 from sandfleet.shared.settings import Settings
 from sandfleet.shared.store import snapshots

@@ -7,7 +7,8 @@ from typing import Any, Self
 
 import aiohttp
 
-from sandfleet.fleet.sandbox.errors import HostUnavailable, from_host
+from sandfleet.fleet.sandbox.errors import from_host
+from sandfleet.shared.errors import HostUnavailable
 
 _STREAMS = {1: "stdout", 2: "stderr"}
 

@@ -10,8 +10,8 @@ from typing import Any
 import aiohttp
 
 from sandfleet.fleet.sandbox.attached import AttachedCommand
-from sandfleet.fleet.sandbox.errors import HostAway, HostBroke, HostUnavailable, StaleAttempt, from_host
-from sandfleet.shared.errors import SandboxError, SandfleetError
+from sandfleet.fleet.sandbox.errors import StaleAttempt, from_host
+from sandfleet.shared.errors import HostAway, HostBroke, HostUnavailable, SandboxError, SandfleetError
 from sandfleet.shared.sandbox_token import SandboxTokenInvalid
 from sandfleet.shared.templates import DEFAULT
 

@@ -1,6 +1,6 @@
 """What can go wrong with a sandbox, on both sides of the host's API. Every message is fit for a model to read."""
 
-from sandfleet.shared.errors import SandboxError, SandfleetError, Superseded
+from sandfleet.shared.errors import HostUnavailable, NoRoom, SandboxError, SandfleetError, Superseded
 from sandfleet.shared.sandbox_token import SandboxTokenExpired
 
 
@@ -16,27 +16,6 @@ class NoSandbox(SandboxError):
 
     code = "no_sandbox"
     status = 404
-
-
-class HostUnavailable(SandboxError):
-    """No sandbox host answers, or it cannot take more now."""
-
-    code = "sandbox_host_unavailable"
-    status = 503
-
-
-class HostAway(HostUnavailable):
-    """Nobody listens at the host's address: what was asked was not sent."""
-
-
-class HostBroke(HostUnavailable):
-    """The host went away in the middle: what was asked may have been done."""
-
-
-class NoRoom(HostUnavailable):
-    """The host is full."""
-
-    code = "no_room"
 
 
 class TemplateUnavailable(SandboxError):

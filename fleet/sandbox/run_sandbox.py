@@ -14,21 +14,13 @@ from typing import Any, TypeVar
 from sandfleet.fleet.sandbox import metrics
 from sandfleet.fleet.sandbox.attached import AttachedCommand
 from sandfleet.fleet.sandbox.client import SandboxClient
-from sandfleet.fleet.sandbox.errors import (
-    HostAway,
-    HostBroke,
-    HostUnavailable,
-    NoRoom,
-    NoSandbox,
-    OperationRefused,
-    SandboxLost,
-)
+from sandfleet.fleet.sandbox.errors import NoSandbox, OperationRefused, SandboxLost
 from sandfleet.fleet.sandbox.files import SandboxFiles
 from sandfleet.fleet.sandbox.hosts import Hosts, Placed
 from sandfleet.fleet.sandbox.processes import SandboxProcesses
 from sandfleet.fleet.sandbox_agent.wire import RESUME_S
 from sandfleet.shared import tracing
-from sandfleet.shared.errors import SandboxError, SandfleetError
+from sandfleet.shared.errors import HostAway, HostBroke, HostUnavailable, NoRoom, SandboxError, SandfleetError
 from sandfleet.shared.ids import Fence
 from sandfleet.shared.sandbox_token import SandboxTokenExpired
 from sandfleet.shared.templates import DEFAULT

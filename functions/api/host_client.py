@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 
 from sandfleet.functions.api.host_ask import Ask
-from sandfleet.functions.api.sandbox_errors import HostAway, HostBroke, HostRefused
+from sandfleet.functions.api.sandbox_errors import HostRefused
+from sandfleet.shared.errors import HostAway, HostBroke
 from sandfleet.shared.settings import Settings
 
 _CONNECT_S = 5.0

@@ -6,27 +6,6 @@ from uuid import UUID
 from sandfleet.shared.errors import SandboxError, TooManyRequests
 
 
-class HostUnavailable(SandboxError):
-    """No sandbox host answers, or it cannot do this now."""
-
-    code = "sandbox_host_unavailable"
-    status = 503
-
-
-class HostAway(HostUnavailable):
-    """Nobody listens at the host's address: what was asked was not sent."""
-
-
-class HostBroke(HostUnavailable):
-    """The host went away in the middle: what was asked may have been done."""
-
-
-class NoRoom(HostUnavailable):
-    """All hosts are full."""
-
-    code = "no_room"
-
-
 class TooManySandboxes(TooManyRequests):
     """The tenant has as many sandboxes as it may have."""
 

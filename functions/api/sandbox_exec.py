@@ -12,8 +12,9 @@ import orjson
 
 from sandfleet.functions.api.host_ask import Ask
 from sandfleet.functions.api.resources import Resources
-from sandfleet.functions.api.sandbox_errors import HostAway, HostBroke, HostRefused, HostUnavailable
+from sandfleet.functions.api.sandbox_errors import HostRefused
 from sandfleet.functions.api.sandbox_use import Use
+from sandfleet.shared.errors import HostAway, HostBroke, HostUnavailable
 
 Event = tuple[str, bytes | dict[str, Any]]
 

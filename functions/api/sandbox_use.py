@@ -13,16 +13,9 @@ from uuid import UUID
 
 from sandfleet.functions.api.host_ask import Ask
 from sandfleet.functions.api.resources import Resources
-from sandfleet.functions.api.sandbox_errors import (
-    HostAway,
-    HostRefused,
-    HostUnavailable,
-    NoRoom,
-    SandboxLost,
-    TooManySandboxes,
-)
+from sandfleet.functions.api.sandbox_errors import HostRefused, SandboxLost, TooManySandboxes
 from sandfleet.shared import sandbox_token
-from sandfleet.shared.errors import Conflict, InvalidRequest, NotFound
+from sandfleet.shared.errors import Conflict, HostAway, HostUnavailable, InvalidRequest, NoRoom, NotFound
 from sandfleet.shared.ids import Fence, Owner, RunKey, new_id
 from sandfleet.shared.store import sandboxes
 from sandfleet.shared.store.sandboxes import Sandbox, Wish

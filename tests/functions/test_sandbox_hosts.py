@@ -15,9 +15,8 @@ from aiohttp import web
 from sandfleet.functions.api import sandbox_exec, sandbox_use
 from sandfleet.functions.api.host_ask import Ask, Once
 from sandfleet.functions.api.resources import Resources
-from sandfleet.functions.api.sandbox_errors import HostBroke
 from sandfleet.functions.api.sandbox_use import Use
-from sandfleet.shared.errors import Conflict
+from sandfleet.shared.errors import Conflict, HostBroke
 from sandfleet.shared.ids import Fence, Owner, RunKey, new_id
 from sandfleet.shared.store import sandboxes
 from sandfleet.shared.store.sandboxes import Wish

@@ -7,7 +7,8 @@ import psycopg
 import pytest
 
 from sandfleet.fleet.sandbox.client import SandboxClient
-from sandfleet.fleet.sandbox.errors import NoRoom, SandboxLost
+from sandfleet.fleet.sandbox.errors import SandboxLost
+from sandfleet.shared.errors import NoRoom
 from tests.sandbox.conftest import bucket_env, check_empty
 from tests.waiting import eventually
 

@@ -12,9 +12,10 @@ import pytest
 
 from sandfleet.fleet.host.engine import Engine
 from sandfleet.fleet.sandbox.client import SandboxClient
-from sandfleet.fleet.sandbox.errors import HostUnavailable, NoRoom, SandboxLost
+from sandfleet.fleet.sandbox.errors import SandboxLost
 from sandfleet.fleet.sandbox.hosts import OneHost
 from sandfleet.fleet.sandbox.run_sandbox import RunSandbox
+from sandfleet.shared.errors import HostUnavailable, NoRoom
 from sandfleet.shared.ids import Fence
 from tests.sandbox.conftest import check_empty, containers
 from tests.sandbox.cut import Proxy

@@ -16,7 +16,8 @@ from sandfleet.fleet.host.engine import Engine, EngineError
 from sandfleet.fleet.host.firewall import Firewall, FirewallError
 from sandfleet.fleet.host.networks import NetworkRefused, Networks
 from sandfleet.fleet.sandbox.client import SandboxClient
-from sandfleet.fleet.sandbox.errors import HostUnavailable, NoRoom, TemplateUnavailable
+from sandfleet.fleet.sandbox.errors import TemplateUnavailable
+from sandfleet.shared.errors import HostUnavailable, NoRoom
 from tests.sandbox.conftest import uninstalled
 from tests.waiting import eventually
 

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import pytest
 
 from sandfleet.fleet.sandbox.client import SandboxClient
-from sandfleet.fleet.sandbox.errors import HostUnavailable, NoSandbox, StaleAttempt
+from sandfleet.fleet.sandbox.errors import NoSandbox, StaleAttempt
+from sandfleet.shared.errors import HostUnavailable
 from tests.sandbox.conftest import check_empty, containers
 from tests.sandbox.cut import Proxy
 from tests.sandbox.host_process import Host

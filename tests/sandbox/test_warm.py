@@ -9,7 +9,7 @@ import pytest
 
 from sandfleet.fleet.host.engine import Engine
 from sandfleet.fleet.sandbox.client import SandboxClient
-from sandfleet.fleet.sandbox.errors import NoRoom
+from sandfleet.shared.errors import NoRoom
 from tests.sandbox.conftest import check_empty, containers
 from tests.waiting import eventually
 

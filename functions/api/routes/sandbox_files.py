@@ -16,8 +16,7 @@ from sandfleet.functions.api.live import Cut, Live
 from sandfleet.functions.api.requests import discard, query_bool, query_int, read, resources, unless_gone
 from sandfleet.functions.api.responses import json_response, no_content
 from sandfleet.functions.api.routes.sandboxes import use_of
-from sandfleet.functions.api.sandbox_errors import HostBroke
-from sandfleet.shared.errors import BodyTooLarge, InvalidRequest
+from sandfleet.shared.errors import BodyTooLarge, HostBroke, InvalidRequest
 
 router = APIRouter(tags=["sandboxes"])
 
