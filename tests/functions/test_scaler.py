@@ -1,4 +1,4 @@
-"""The scaler's reading and its calls of AWS: on a real database, real queues, and an emulator that keeps counts."""
+"""The scaler's calls of AWS, alone and as a whole: on real queues and an emulator that keeps counts."""
 
 import io
 import json
@@ -9,258 +9,24 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import psycopg
 import pytest
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 
-from sandfleet.fleet.executor.registration import heartbeat
 from sandfleet.functions.scaler.fleet import Clients, Group, Service
 from sandfleet.localstack.ministack import start_ministack
-from sandfleet.shared.db.pool import Pool, open_pool
+from sandfleet.shared.db.pool import Pool
 from sandfleet.shared.errors import ScalingFailed
-from sandfleet.shared.ids import Owner, new_id
-from sandfleet.shared.scaling.decision import Memory
-from sandfleet.shared.scaling.latencies import recent_latencies
-from sandfleet.shared.scaling.load import busy_hosts, read_load, remember, retire, take_scaling_turn
+from sandfleet.shared.ids import new_id
 from sandfleet.shared.settings import Settings
-from sandfleet.shared.store.api_keys import create_key
-from sandfleet.shared.store.claims import claim
 from sandfleet.shared.store.submission import submit
 from tests.fixtures_servers import open_supervisor
+from tests.functions.beats import beat, retired
 from tests.functions.test_functions import FORBIDDEN, invoke
 from tests.gates.test_gates import submission
 from tests.waiting import eventually
 
 REGION = "us-east-1"
-
-
-@pytest.fixture
-async def connection(database: str) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
-    async with await psycopg.AsyncConnection.connect(database, autocommit=True) as connection:
-        await connection.execute(
-            "truncate runs, threads, journal, tenants, api_keys, executors, hosts, placements, scaling cascade"
-        )
-        await create_key(connection, Owner("a", "u"), "test")
-        yield connection
-
-
-@pytest.fixture
-async def pool(database: str) -> AsyncIterator[Pool]:
-    async with open_pool(database, 2) as pool:
-        yield pool
-
-
-async def beat(
-    connection: Any, name: str, busy: int, host_id: str | None = None, *, draining: bool = False
-) -> None:
-    """A beat that lasts for the test, however slow the machine is."""
-    await heartbeat(
-        connection, name, "default", host_id, slots=16, busy=busy, loop_lag_ms=0, draining=draining
-    )
-    await connection.execute(
-        "update executors set heartbeat_at = clock_timestamp() + interval '1 hour' where executor_id = %s",
-        (name,),
-    )
-
-
-async def test_ready_runs_are_counted_and_their_age_is_the_databases(connection: Any, pool: Pool) -> None:
-    """Red when the age is taken from a clock of ours, or from when the run was made."""
-    for _ in range(3):
-        await submit(pool, submission("a", new_id()))
-    await connection.execute(
-        "update runs set ready_at = ready_at - interval '40 s' where run_id = (select run_id from runs limit 1)"
-    )
-    load = await read_load(connection, "default")
-    assert load.ready == 3
-    assert 40 <= load.oldest_s < 70
-    assert (await read_load(connection, "hosts")).ready == 0
-
-
-async def test_capped_delayed_and_thread_busy_runs_scale_nothing_out(connection: Any, pool: Pool) -> None:
-    """However many and old they are. Red when pending runs are counted instead of ready ones."""
-    await connection.execute("update tenants set max_in_flight = 1")
-    thread = new_id()
-    await submit(pool, submission("a", thread))
-    await claim(connection, "default", "e", 60, 1, longest_waiting=False)
-    await submit(pool, submission("a", thread))  # its thread is busy
-    await submit(pool, submission("a", new_id()))  # its tenant has no slot left
-    await submit(pool, submission("a", new_id(), delay_s=3600.0))
-    await connection.execute("update runs set created_at = created_at - interval '1 day'")
-    gates = await (await connection.execute("select gate from runs where status = 'pending'")).fetchall()
-    assert {gate for (gate,) in gates} == {"thread", "tenant", "time"}
-    load = await read_load(connection, "default")
-    assert (load.ready, load.oldest_s) == (0, 0.0)
-
-
-async def test_executors_count_while_they_beat(connection: Any) -> None:
-    """Red when one that has died counts as a free one."""
-    await beat(connection, "busy", 3)
-    await beat(connection, "idle", 0)
-    await beat(connection, "dead", 0)
-    await connection.execute(
-        "update executors set heartbeat_at = heartbeat_at - interval '2 hours' where executor_id = 'dead'"
-    )
-    load = await read_load(connection, "default")
-    assert (load.executors, load.idle, load.slots, load.busy) == (2, 1, 32, 3)
-
-
-async def test_one_that_drains_is_no_more_counted_nor_kept_instead_of_another(connection: Any) -> None:
-    """For as long as its runs last. Red when it counts while it beats: then there is one too many, and the new one, which
-    has least to do, takes nothing until the old one has gone."""
-    await beat(connection, "old", 3)
-    await beat(connection, "old", 3, draining=True)
-    await beat(connection, "new", 0)
-    load = await read_load(connection, "default")
-    assert (load.executors, load.idle, load.slots, load.busy) == (1, 1, 16, 0)
-    await retire(connection, "default", load.executors - 1, 60)
-    assert await retired(connection) == {"old"}
-    await beat(connection, "old", 1, draining=True)
-    await retire(connection, "default", 1, 60)
-    await retire(connection, "default", 0, 60)
-    assert await retired(connection) == {"old"}
-
-
-async def test_a_host_is_not_idle_while_an_executor_drains_on_it(connection: Any) -> None:
-    """Red when its runs are left out with its slots; one whose host takes nothing either does not count."""
-    await host(connection, "i-1", 0, 0)
-    await beat(connection, "old", 3, "i-1", draining=True)
-    await beat(connection, "gone", 2, "i-2", draining=True)
-    load = await read_load(connection, "default", on_hosts=True)
-    assert (load.executors, load.idle, load.slots, load.busy) == (1, 0, 0, 3)
-
-
-async def test_the_duration_of_runs_is_that_of_the_last_ones(connection: Any, pool: Pool) -> None:
-    """Red when it is not the pool's own, or counts the time of waiting."""
-    assert (await read_load(connection, "default")).run_s is None
-    for _ in range(2):
-        await submit(pool, submission("a", new_id()))
-    await connection.execute(
-        """update runs set status = 'success', created_at = now() - interval '1 hour', started_at = now() - interval '20 s',
-           finished_at = now() - interval '8 s'"""
-    )
-    assert (await read_load(connection, "default")).run_s == pytest.approx(12.0)
-    assert (await read_load(connection, "hosts")).run_s is None
-
-
-async def test_latencies_are_those_of_runs_that_ended_lately(connection: Any, pool: Pool) -> None:
-    """Red when older ones count, another pool's, or when a stage that did not happen is taken for 0."""
-    assert await recent_latencies(connection, "default") == {}
-    for _ in range(4):
-        await submit(pool, submission("a", new_id()))
-    await connection.execute(
-        """update runs set status = 'success', created_at = now() - interval '30 s', started_at = now() - interval '20 s',
-             prepared_at = now() - interval '18 s', finished_at = now() - interval '10 s'
-           where run_id in (select run_id from runs limit 3)"""
-    )
-    await connection.execute(
-        "update runs set created_at = finished_at - interval '1 h', finished_at = now() - interval '2 h' "
-        "where run_id = (select run_id from runs where finished_at is not null limit 1)"
-    )
-    found = await recent_latencies(connection, "default")
-    assert found == pytest.approx(
-        {
-            "DispatchP50": 10,
-            "DispatchP95": 10,
-            "PreparationP50": 2,
-            "PreparationP95": 2,
-            "TotalP50": 20,
-            "TotalP95": 20,
-        }
-    )
-    assert await recent_latencies(connection, "hosts") == {}
-
-
-async def host(connection: Any, name: str, sandboxes: int, taken: int) -> None:
-    await connection.execute(
-        """insert into hosts (host_id, instance, address, backend, room, sandboxes, memory, pids, most, memory_taken,
-             pids_taken, draining) values (%s, 'i', 'unix:x', 'docker', 1, %s, 1000, 100, 10, %s, 0, false)""",
-        (name, sandboxes, taken),
-    )
-
-
-async def test_a_host_is_idle_without_runs_and_sandboxes(connection: Any, pool: Pool) -> None:
-    """Executors of one host are one. Red when each is counted, or a host whose sandboxes are used from elsewhere is taken
-    for idle."""
-    await host(connection, "i-runs", 0, 0)
-    await host(connection, "i-sandboxes", 2, 500)
-    await host(connection, "i-idle", 0, 0)
-    for name, busy in (("i-runs", 1), ("i-runs", 0), ("i-idle", 0), ("i-idle", 0)):
-        await beat(connection, uuid.uuid4().hex, busy, name)
-    load = await read_load(connection, "default", on_hosts=True)
-    assert (load.executors, load.idle, load.slots, load.busy) == (3, 1, 64, 1)
-    assert (load.hosts_taken, load.hosts_wanted) == (0.5, 0.0)
-    assert await busy_hosts(connection) == {"i-runs", "i-sandboxes"}
-    assert (await read_load(connection, "default")).executors == 4
-
-
-async def test_runs_that_wait_for_room_ask_for_hosts(connection: Any, pool: Pool) -> None:
-    """Red when they are left out, since they are not ready."""
-    await host(connection, "i-full", 2, 1000)
-    await submit(pool, submission("a", new_id()))
-    await connection.execute("update runs set gate = 'room'")
-    await connection.execute(
-        """insert into placements (tenant, user_id, run_id, template, memory, pids, placed_at)
-           select tenant, user_id, run_id, 'default', 250, 1, clock_timestamp() - interval '30 s' from runs"""
-    )
-    load = await read_load(connection, "default", on_hosts=True)
-    assert (load.ready, load.hosts_taken, load.hosts_wanted) == (0, 1.0, 0.25)
-    assert 30 <= load.room_wait_s < 60
-
-
-async def test_one_decides_at_a_time_and_the_next_knows_what_it_left(connection: Any) -> None:
-    """Red when two calls of the function decide upon the same load, or a decision forgets."""
-    assert await take_scaling_turn(connection, "default", 60) == Memory()
-    assert await take_scaling_turn(connection, "default", 60) is None
-    assert await take_scaling_turn(connection, "hosts", 60) == Memory()
-    left = Memory(out_at_s=1.5, low_since_s=2.5, low_peak=3)
-    await remember(connection, "default", left)
-    await connection.execute("update scaling set due_at = '-infinity'")
-    assert await take_scaling_turn(connection, "default", 60) == left
-
-
-async def retired(connection: Any) -> set[str]:
-    cursor = await connection.execute(
-        "select executor_id from executors where retiring_until > clock_timestamp()"
-    )
-    return {name for (name,) in await cursor.fetchall()}
-
-
-async def test_those_with_least_to_do_retire_and_stay_retired(connection: Any) -> None:
-    """They end what they have and become idle. Red when others are chosen the next time, when it is never taken back, or
-    when the executor does not hear of it."""
-    for name, busy in (("a", 5), ("b", 1), ("c", 9)):
-        await beat(connection, name, busy)
-    await retire(connection, "default", 1, 60)
-    assert await retired(connection) == {"b"}
-    await heartbeat(connection, "a", "default", None, slots=16, busy=0, loop_lag_ms=0)
-    await retire(connection, "default", 1, 60)
-    assert await retired(connection) == {"b"}
-    beats = {
-        name: await heartbeat(connection, name, "default", None, slots=16, busy=1, loop_lag_ms=0)
-        for name in "abc"
-    }
-    assert beats == {"a": False, "b": True, "c": False}
-    await retire(connection, "default", 0, 60)
-    assert await retired(connection) == set()
-
-
-async def test_nobody_stays_retired_without_a_scaler(connection: Any) -> None:
-    """Red when a scaler that died leaves executors that take nothing."""
-    await beat(connection, "a", 0)
-    await retire(connection, "default", 1, -1)
-    assert await heartbeat(connection, "a", "default", None, slots=16, busy=0, loop_lag_ms=0) is False
-
-
-async def test_a_host_retires_as_a_whole(connection: Any) -> None:
-    """Red when an executor of it goes on taking runs: the host would never be idle."""
-    for name, busy, host_id in (("a", 0, "i-1"), ("b", 9, "i-1"), ("c", 2, "i-2"), ("d", 2, "i-2")):
-        await beat(connection, name, busy, host_id)
-    await retire(connection, "default", 1, 60)
-    assert await retired(connection) == {"c", "d"}
-
-
-# --- AWS -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
