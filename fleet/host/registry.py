@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from sandfleet.fleet.host import metrics
 from sandfleet.fleet.host.agent_files import AgentFiles
+from sandfleet.fleet.host.attempts import Attempts
 from sandfleet.fleet.host.backend import Backend, Launch
 from sandfleet.fleet.host.capacity import Capacity
 from sandfleet.fleet.host.clock import DatabaseClock
@@ -18,7 +19,7 @@ from sandfleet.fleet.host.sandbox import Sandbox
 from sandfleet.fleet.host.snapshots import Snapshots
 from sandfleet.fleet.host.state import Kept, StateFolder
 from sandfleet.fleet.host.warm import Refill, WarmPool
-from sandfleet.fleet.sandbox.errors import NoSandbox, SandboxLost, StaleAttempt, TemplateUnavailable
+from sandfleet.fleet.sandbox.errors import NoSandbox, SandboxLost, TemplateUnavailable
 from sandfleet.shared.errors import HostUnavailable, NoRoom, SandfleetError
 from sandfleet.shared.ids import Fence, RunKey
 from sandfleet.shared.store.snapshots import Snapshot
@@ -26,8 +27,6 @@ from sandfleet.shared.templates import DEFAULT, Template, Templates
 
 logger = logging.getLogger(__name__)
 
-# A token lives no longer than a lease, and a lease not longer than minutes: after an hour no old attempt can speak.
-_REMEMBER_S = 3600.0
 _TEND_EVERY_S = 1.0
 _SWEEP_EVERY = 5  # of these
 _CUT_OFF = "This sandbox host is cut off from PostgreSQL and makes no new sandboxes."
@@ -42,22 +41,6 @@ class Acquired(NamedTuple):
     sandbox: Sandbox
     created: bool
     lost: str | None
-
-
-class _Loss:
-    """Why a run's sandbox ended, and the latest attempt that heard of it."""
-
-    def __init__(self, reason: str, told: int = 0) -> None:
-        self.reason = reason
-        self.told = told
-
-
-class _Seen:
-    """The highest attempt of a run, and when it was last heard of (monotonic)."""
-
-    def __init__(self) -> None:
-        self.attempt = 0
-        self.at = time.monotonic()
 
 
 class _Creation(NamedTuple):
@@ -97,8 +80,7 @@ class Registry:
         self.snapshots = snapshots
         self._sandboxes: dict[RunKey, Sandbox] = {}
         self._creating: dict[RunKey, _Creation] = {}
-        self._lost: dict[RunKey, _Loss] = {}
-        self._seen: dict[RunKey, _Seen] = {}
+        self._attempts = Attempts()
         self._looking: set[RunKey] = set()
         """Whose sandboxes are idle, and are being looked at."""
         self._doomed: set[Sandbox] = set()  # to be destroyed, again if the engine did not answer
@@ -150,38 +132,18 @@ class Registry:
 
     def admit(self, fence: Fence) -> None:
         """Note that this attempt spoke. StaleAttempt if a later one did before; what runs for earlier ones is killed."""
-        seen = self._seen.setdefault(fence.key, _Seen())
-        seen.at = time.monotonic()
-        if fence.attempt < seen.attempt:
-            raise StaleAttempt("A later attempt of this run has taken the sandbox over.")
-        if fence.attempt > seen.attempt:
-            seen.attempt = fence.attempt
-            if sandbox := self._sandboxes.get(fence.key):
-                sandbox.supersede(fence.attempt)
-                self._keep(fence.key, sandbox)
+        if self._attempts.admit(fence) and (sandbox := self._sandboxes.get(fence.key)):
+            sandbox.supersede(fence.attempt)
+            self._keep(fence.key, sandbox)
 
     def find(self, fence: Fence) -> Sandbox:
         """The run's sandbox. SandboxLost, once per attempt, if it ended by itself; NoSandbox if there is none."""
-        if reason := self._tell(fence):
+        if reason := self._attempts.tell(fence):
             raise SandboxLost(reason)
         if sandbox := self._sandboxes.get(fence.key):
             sandbox.asked += 1
             return sandbox
         raise NoSandbox("This run has no sandbox on this host; create it first.")
-
-    def _tell(self, fence: Fence) -> str | None:
-        """Why the run's sandbox was lost, if this attempt has not heard of it."""
-        loss = self._lost.get(fence.key)
-        if loss is None or loss.told >= fence.attempt:
-            return None
-        loss.told = fence.attempt
-        return loss.reason
-
-    def _tell_or_forget(self, fence: Fence) -> str | None:
-        reason = self._tell(fence)
-        if reason is None:
-            self._lost.pop(fence.key, None)  # who knows of the loss and comes again has accepted it
-        return reason
 
     async def acquire(
         self, fence: Fence, template: str = DEFAULT, *, may_create: bool = True, anew: bool = False
@@ -199,7 +161,7 @@ class Registry:
             await self.remove(key)
         if sandbox := self._sandboxes.get(key):
             sandbox.asked += 1
-            return Acquired(sandbox, created=False, lost=self._tell_or_forget(fence))
+            return Acquired(sandbox, created=False, lost=self._attempts.tell_or_forget(fence))
         creation = self._creating.get(key)
         if created := creation is None:
             if not may_create:
@@ -214,7 +176,7 @@ class Registry:
             task.add_done_callback(lambda task: task.cancelled() or task.exception())  # maybe nobody waits
             creation = self._creating[key] = _Creation(fence.attempt, made_of, task)
         sandbox = await asyncio.shield(creation.task)
-        return Acquired(sandbox, created, self._tell_or_forget(fence))
+        return Acquired(sandbox, created, self._attempts.tell_or_forget(fence))
 
     def _has_earlier(self, fence: Fence) -> bool:
         """Whether there is, or is being made, a sandbox for an attempt before this one."""
@@ -285,7 +247,7 @@ class Registry:
                     key.tenant,
                     key.user_id,
                     str(key.run_id),
-                    self._seen[key].attempt if key in self._seen else 0,
+                    self._attempts.highest(key),
                     sandbox.template.name,
                     sandbox.handle,
                     sandbox.secret,
@@ -297,8 +259,7 @@ class Registry:
     async def _adopt(self, kept: Kept) -> None:
         """Take over a sandbox of an earlier life of this host, or note that it is lost."""
         key = kept.key
-        seen = self._seen.setdefault(key, _Seen())
-        seen.attempt = max(seen.attempt, kept.attempt)
+        self._attempts.remember(Fence(key, kept.attempt))
         folder = self._folder / kept.sandbox_id
         sandbox = None
         if (template := self._templates.get(kept.template)) and folder.is_dir():
@@ -306,7 +267,7 @@ class Registry:
             with suppress(SandfleetError):
                 sandbox = await Sandbox.adopt(self._backend, launch, kept.handle, kept.secret)
         if sandbox is None:
-            self._lost[key] = _Loss("The sandbox was lost: it ended while its host was away.")
+            self._attempts.lose(key, "The sandbox was lost: it ended while its host was away.")
             self._state.remove(kept.sandbox_id)
             with suppress(SandfleetError):
                 await self._backend.destroy(kept.handle)
@@ -348,7 +309,7 @@ class Registry:
             await self.snapshots.restore(sandbox, fence, snapshot)
             sandbox.restored = snapshot
             if snapshot.run_id == fence.key.run_id:  # so it had a sandbox, whose end nobody here saw
-                self._lost.setdefault(fence.key, _Loss("The sandbox was lost: its host has stopped."))
+                self._attempts.lose_unless_known(fence.key, "The sandbox was lost: its host has stopped.")
 
     async def snapshot(self, fence: Fence, reason: str) -> Snapshot:
         """Keep the workspace of the run's sandbox. Raises as `find` does, and SnapshotFailed."""
@@ -359,8 +320,7 @@ class Registry:
         key = sandbox.key
         if key is not None and self._sandboxes.get(key) is sandbox:  # it ended by itself: nobody removed it
             del self._sandboxes[key]
-            told = self._seen[key].attempt if sandbox.loss_told else 0
-            self._lost[key] = _Loss(reason, told)
+            self._attempts.lose(key, reason, self._attempts.highest(key) if sandbox.loss_told else 0)
             metrics.LOST.inc()
             logger.warning("sandbox lost", extra={"sandbox": sandbox.id, **_about(key)})
             await self._destroy(sandbox)
@@ -373,7 +333,7 @@ class Registry:
         if creation := self._creating.get(key):
             with suppress(SandfleetError):
                 await asyncio.shield(creation.task)
-        self._lost.pop(key, None)
+        self._attempts.forget_loss(key)
         if sandbox := self._sandboxes.pop(key, None):
             await self._destroy(sandbox)
             logger.info("sandbox removed", extra={"sandbox": sandbox.id, **_about(key)})
@@ -410,8 +370,8 @@ class Registry:
             for key, lifetime_s in over.items():
                 logger.warning("sandbox beyond its lifetime", extra=_about(key))
                 await self.remove(key)
-                self._lost[key] = _Loss(
-                    f"The sandbox was lost: it reached its lifetime of {lifetime_s:.0f} s."
+                self._attempts.lose(
+                    key, f"The sandbox was lost: it reached its lifetime of {lifetime_s:.0f} s."
                 )
             for key, sandbox in self._sandboxes.items():
                 limit_s = sandbox.template.idle_s
@@ -425,14 +385,11 @@ class Registry:
             if number % _SWEEP_EVERY == 0:
                 with suppress(SandfleetError):
                     await self._sweep()
-            for key in [key for key, seen in self._seen.items() if now - seen.at > _REMEMBER_S]:
-                if key not in self._sandboxes and key not in self._creating:
-                    del self._seen[key]
-                    self._lost.pop(key, None)
+            self._attempts.forget_old(self.keys())
 
     async def _end_idle(self, key: RunKey, sandbox: Sandbox) -> None:
         """End a sandbox that nobody has used for long, unless something runs in it. Its workspace is kept."""
-        asked, fence = sandbox.asked, Fence(key, self._seen[key].attempt)
+        asked, fence = sandbox.asked, Fence(key, self._attempts.highest(key))
         try:
             if await sandbox.runs_something(fence):
                 return
@@ -447,7 +404,7 @@ class Registry:
             logger.info("idle sandbox ended", extra={"sandbox": sandbox.id, **_about(key)})
             await self.remove(key)
             limit_s = sandbox.template.idle_s
-            self._lost[key] = _Loss(f"The sandbox was ended: for {limit_s:g} s nobody had used it.")
+            self._attempts.lose(key, f"The sandbox was ended: for {limit_s:g} s nobody had used it.")
 
     async def open(self) -> None:
         """Adopt the sandboxes that an earlier life of this host left, and remove the rest of it."""
@@ -458,7 +415,9 @@ class Registry:
                 shutil.rmtree(path, ignore_errors=True)
         await asyncio.gather(*(self._adopt(kept) for kept in left))
         if left:
-            logger.info("adopted sandboxes", extra={"count": len(self._sandboxes), "lost": len(self._lost)})
+            logger.info(
+                "adopted sandboxes", extra={"count": len(self._sandboxes), "lost": self._attempts.losses}
+            )
         await self._sweep()
 
     async def drain(self, grace_s: float) -> None:
@@ -480,7 +439,7 @@ class Registry:
 
     async def _save(self, key: RunKey) -> None:
         try:
-            await self.snapshot(Fence(key, self._seen[key].attempt), "drain")
+            await self.snapshot(Fence(key, self._attempts.highest(key)), "drain")
         except SandfleetError as error:
             logger.warning("workspace not kept", extra={**_about(key), "reason": error.code})
 
