@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sandfleet.loadtest.bench.loop import Round, Sample
+from sandfleet.loadtest.percentile import percentile
 
 LATENCIES = ("submit→accept", "accept→model", "accept→token", "accept→end")
 
@@ -64,7 +65,5 @@ def _latency_ms(sample: Sample, name: str) -> float:
 
 def _percentiles(samples: Sequence[Sample], name: str) -> tuple[float, float]:
     """(p50, p95) by nearest rank; zeros if there is no sample."""
-    values = sorted(_latency_ms(sample, name) for sample in samples)
-    if not values:
-        return 0.0, 0.0
-    return values[(len(values) - 1) // 2], values[min(len(values) - 1, round(len(values) * 0.95))]
+    values = [_latency_ms(sample, name) for sample in samples]
+    return (percentile(values, 50), percentile(values, 95)) if values else (0.0, 0.0)

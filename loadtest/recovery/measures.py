@@ -3,30 +3,11 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 
 from sandfleet.loadtest.recovery.streams import Api, LongRun
 
 _DEADLINE_S = 120.0
 _LOOK_EVERY_S = 0.005
-
-
-@dataclass(frozen=True)
-class Latencies:
-    """Latencies of one kind, in seconds, in ascending order."""
-
-    values: Sequence[float]
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "Latencies":
-        """From values in any order."""
-        return cls(sorted(values))
-
-    def percentile(self, percent: float) -> float:
-        """By nearest rank; raises ValueError when there is no value."""
-        if not self.values:
-            raise ValueError("there is nothing to take a percentile of")
-        return self.values[min(len(self.values) - 1, round((len(self.values) - 1) * percent / 100))]
 
 
 async def begin_all(api: Api, count: int) -> list[LongRun]:
@@ -49,7 +30,7 @@ async def end_all(runs: Sequence[LongRun]) -> None:
         await run.close()
 
 
-async def takeover(runs: Sequence[LongRun], kill: Callable[[], Awaitable[object]]) -> Latencies:
+async def takeover(runs: Sequence[LongRun], kill: Callable[[], Awaitable[object]]) -> list[float]:
     """``kill`` ends the executor that works on all these runs: from then on until each successor's first event."""
     before = [max(run.events.begun_at_s) for run in runs]
     killed_at_s = time.monotonic()
@@ -58,10 +39,10 @@ async def takeover(runs: Sequence[LongRun], kill: Callable[[], Awaitable[object]
         begun = await asyncio.gather(
             *(run.events.begun(attempt + 1) for run, attempt in zip(runs, before, strict=True))
         )
-    return Latencies.of([at_s - killed_at_s for at_s in begun])
+    return [at_s - killed_at_s for at_s in begun]
 
 
-async def cancels(api: Api, count: int) -> Latencies:
+async def cancels(api: Api, count: int) -> list[float]:
     """From a cancel's request until the stream's ``end``, which follows the commit of ``interrupted``; one at a time."""
     waited = []
     for _ in range(count):
@@ -70,12 +51,12 @@ async def cancels(api: Api, count: int) -> Latencies:
         async with asyncio.timeout(_DEADLINE_S):
             waited.append(await run.events.ended() - sent_at_s)
         await run.close()
-    return Latencies.of(waited)
+    return waited
 
 
 async def command_cancels(
     api: Api, count: int, find: Callable[[str], Awaitable[Callable[[], bool]]]
-) -> tuple[Latencies, Latencies]:
+) -> tuple[list[float], list[float]]:
     """Cancel runs whose sandbox works on a command: until ``end``, and until its whole process tree is dead.
 
     ``find`` waits until processes with this text in their command line run on the machine, and returns what tells whether
@@ -92,7 +73,7 @@ async def command_cancels(
             dead.append(await _death(alive) - sent_at_s)
             ended.append(await run.events.ended() - sent_at_s)
         await run.close()
-    return Latencies.of(ended), Latencies.of(dead)
+    return ended, dead
 
 
 async def _death(alive: Callable[[], bool]) -> float:

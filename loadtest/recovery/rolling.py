@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import orjson
 
 from sandfleet.loadtest.bench.http import Connection, ConnectionLost
-from sandfleet.loadtest.recovery.measures import Latencies, takeover
+from sandfleet.loadtest.percentile import percentile
+from sandfleet.loadtest.recovery.measures import takeover
 from sandfleet.loadtest.recovery.streams import Api, Events, LongRun
 
 _RUN_TIMEOUT_S = 120.0
@@ -26,11 +27,11 @@ class Load:
 
 async def hand_over(
     runs: Sequence[LongRun], terminate: Callable[[], Awaitable[object]], grace_s: float
-) -> Latencies:
+) -> list[float]:
     """``terminate`` sends SIGTERM to the executor that works on all these runs, which lets them go on for ``grace_s``: from
     the end of that until each successor's first event."""
     waited = await takeover(runs, terminate)
-    return Latencies.of([value - grace_s for value in waited.values])
+    return [value - grace_s for value in waited]
 
 
 async def load(api: Api, clients: int, model_delay_s: float, during: Callable[[], Awaitable[object]]) -> Load:
@@ -75,7 +76,7 @@ async def _run(connection: Connection, model_delay_s: float, given: Load) -> Non
     given.attempts.append(max(events.begun_at_s))
 
 
-def extra_delay(calm: Load, rolling: Load) -> Latencies:
+def extra_delay(calm: Load, rolling: Load) -> list[float]:
     """By how much each run of the second stretch took longer than the median of the first, in seconds, at least 0."""
-    usual_s = Latencies.of(calm.durations_s).percentile(50)
-    return Latencies.of([max(0.0, taken_s - usual_s) for taken_s in rolling.durations_s])
+    usual_s = percentile(calm.durations_s, 50)
+    return [max(0.0, taken_s - usual_s) for taken_s in rolling.durations_s]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from sandfleet.loadtest.percentile import percentile
 from sandfleet.loadtest.simulate.world import Machine, Outcome
 
 
@@ -23,7 +24,7 @@ def table(rows: Sequence[Row], machine: Machine) -> str:
     lines = [f"| {' | '.join(_HEAD)} |", "| --- | --- |" + " ---: |" * (len(_HEAD) - 2)]
     shown = ""
     for trace, policy, outcome in rows:
-        waits = (f"{outcome.percentile_s(percent):.1f}" for percent in (50, 95, 99))
+        waits = (f"{percentile(outcome.waits_s, percent):.1f}" for percent in (50, 95, 99))
         cells = [
             "" if trace == shown else trace,
             policy,
@@ -69,7 +70,7 @@ def plot(rows: Sequence[Row], machine: Machine, file: Path, title: str) -> None:
             for percent, marker in ((50, "o"), (95, "^")):
                 compared.plot(
                     row.outcome.hours * machine.price_per_hour,
-                    row.outcome.percentile_s(percent),
+                    percentile(row.outcome.waits_s, percent),
                     marker,
                     color=colour,
                 )

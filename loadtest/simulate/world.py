@@ -70,11 +70,6 @@ class Outcome:
     timeline: list[tuple[float, int, int]] = field(default_factory=list)
     """(seconds, executors that are paid for, ready runs) at each look."""
 
-    def percentile_s(self, percent: float) -> float:
-        """Wait of the run that waits longer than ``percent`` of the others."""
-        ordered = sorted(self.waits_s)
-        return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
-
     @property
     def hours(self) -> float:
         """Machine hours."""

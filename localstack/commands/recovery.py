@@ -5,7 +5,7 @@ The clients are ``loadtest/recovery``, which knows nothing but HTTP; here are th
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +14,8 @@ import psutil
 from rich import box
 from rich.table import Table
 
+from sandfleet.loadtest.percentile import percentile
 from sandfleet.loadtest.recovery.measures import (
-    Latencies,
     begin_all,
     cancels,
     command_cancels,
@@ -53,9 +53,9 @@ class Measured:
     kept: bool | None = None
 
 
-def _seconds(what: str, latencies: Latencies, aim_s: float | None = None) -> Measured:
-    p50, p95 = latencies.percentile(50), latencies.percentile(95)
-    found = f"{_ms(p50)} / {_ms(p95)}  ({len(latencies.values)} times)"
+def _seconds(what: str, latencies: Sequence[float], aim_s: float | None = None) -> Measured:
+    p50, p95 = percentile(latencies, 50), percentile(latencies, 95)
+    found = f"{_ms(p50)} / {_ms(p95)}  ({len(latencies)} times)"
     if aim_s is None:
         return Measured(what, found)
     return Measured(what, found, f"p95 ≤ {_ms(aim_s)}", p95 <= aim_s)
@@ -131,10 +131,10 @@ async def _with_short_lease(root: Path, project: Path, say: Callable[[str], None
             await asyncio.sleep(_SETTLE_S)
             say(f"killing the executor of {_LONG_RUNS} runs")
             taken = await takeover(runs, lambda name=victim: stack.kill(name))  # type: ignore[misc]
-            found += taken.values
+            found += taken
             victim, successor = successor, victim
         await end_all(runs)
-        return [_seconds("kill -9 → successor's first event, lease 5 s", Latencies.of(found), 6.0)]
+        return [_seconds("kill -9 → successor's first event, lease 5 s", found, 6.0)]
     finally:
         await stack.stop()
 

@@ -5,7 +5,8 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from sandfleet.localstack.measure.bed import IMAGE, Bed, percentile, timed
+from sandfleet.loadtest.percentile import percentile
+from sandfleet.localstack.measure.bed import IMAGE, Bed, timed
 from sandfleet.localstack.measure.exec_cost import docker_exec
 from sandfleet.localstack.measure.tables import show
 

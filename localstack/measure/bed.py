@@ -111,9 +111,3 @@ async def timed(work: Callable[[], Awaitable[object]]) -> float:
     start = time.monotonic()
     await work()
     return time.monotonic() - start
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """By nearest rank; values in any order, at least one."""
-    ordered = sorted(values)
-    return ordered[round((len(ordered) - 1) * percent / 100)]

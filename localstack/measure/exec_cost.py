@@ -6,7 +6,8 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from sandfleet.localstack.measure.bed import Bed, percentile
+from sandfleet.loadtest.percentile import percentile
+from sandfleet.localstack.measure.bed import Bed
 from sandfleet.localstack.measure.processes import processes
 from sandfleet.localstack.measure.tables import show
 

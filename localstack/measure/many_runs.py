@@ -6,11 +6,11 @@ from contextlib import suppress
 
 import psutil
 
+from sandfleet.loadtest.percentile import percentile
 from sandfleet.loadtest.recovery.streams import Api
 from sandfleet.loadtest.sandbox_runs import run_all
 from sandfleet.localstack import docker_api
 from sandfleet.localstack.leftovers import LABEL
-from sandfleet.localstack.measure.bed import percentile
 from sandfleet.localstack.measure.tables import show
 from sandfleet.localstack.stack import Stack
 from sandfleet.localstack.terminal import out
