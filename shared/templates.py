@@ -91,7 +91,9 @@ class Template(BaseModel):
         lower = tuple(domain.lower() for domain in domains)
         for domain in lower:
             if _DOMAIN.fullmatch(domain) is None or domain.rpartition(".")[2].isdigit():
-                raise ValueError(f"{domain!r} is no domain: write names such as api.example.com or *.example.com")
+                raise ValueError(
+                    f"{domain!r} is no domain: write names such as api.example.com or *.example.com"
+                )
         return lower
 
     @field_validator("env")
