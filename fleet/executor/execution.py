@@ -134,6 +134,7 @@ class Execution:
         self._head_id = run.head_checkpoint_id
         self._known_blobs: set[bytes] = set()
         self._in_passing = False  # states of subgraphs were submitted
+        self._over = False  # the run has ended by this attempt
         self._head_next: Sequence[str] | None = None
 
     @property
@@ -444,11 +445,11 @@ class Execution:
                 mine, ready = await self._services.finisher.finish(self.run.fence, ending)
                 break
             except (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout):
-                if self.lease.superseded:
-                    return None
+                # Also when the lease is lost: if the reply was, renewals find no running run any more.
                 await asyncio.sleep(_FINISH_PAUSE_S)
         if not mine:
             return None
+        self._over = True
         stream.append_committed([(seq, name, data.encode()) for seq, name, data in events])
         return ready
 
@@ -463,7 +464,8 @@ class Execution:
 
     async def _sandbox_token(self) -> str:
         """A token that holds no longer than the lease, on the database's clock; waits while the lease is in doubt."""
-        await self.lease.certain()
+        if not self._over:  # nobody else takes a run that is over, and renewals take its lease for lost
+            await self.lease.certain()
         expires_at = self.run.claimed_at.timestamp() + (self.lease.deadline - self._base)
         return sign(self._services.settings.host_secret, self.run.fence, expires_at)
 

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 import uvloop
 from redis.asyncio import Redis
 
-from sandfleet.fleet.executor import intercept_tools, outgoing, sync_durability
+from sandfleet.fleet.executor import intercept_tools, outgoing, sync_durability, whole_steps
 from sandfleet.fleet.executor.execution import Ended, Execution, Services, Stop
 from sandfleet.fleet.executor.fenced_writer import FencedWriter
 from sandfleet.fleet.executor.finisher import Finisher
@@ -61,6 +61,7 @@ class GraphThread:
         intercept_tools.install()
         outgoing.install()
         sync_durability.install()
+        whole_steps.install()
         self._thread.start()
         self._call(self._open()).result()
 

@@ -24,7 +24,6 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.types import ERROR
-from langgraph.errors import NodeCancelledError
 from psycopg import AsyncConnection
 from psycopg_pool import PoolTimeout
 
@@ -116,8 +115,6 @@ class FencedSaver(BlockingSaver):
         self._known_empty: dict[str | None, set[str]] = {None: set()} if head_known_empty else {}
         """Namespaces written to, of the thread that was empty; under None until its id is known."""
         self._remembered: dict[tuple[str, str], _Remembered] = {}
-        self._cut: dict[tuple[str, str], str] = {}
-        """Nodes that were broken off, by namespace and checkpoint."""
         self._writes: dict[tuple[str, str], dict[str, list[tuple[str, Any]]]] = {}
         """What tasks have written, by namespace and checkpoint, until `take_writes`."""
         self._pairs: list[str] = []
@@ -136,15 +133,10 @@ class FencedSaver(BlockingSaver):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Store a checkpoint; returns when it is committed, unless it waits for its state. Raises Superseded, RowRefused
-        or Unavailable, and NodeCancelledError if a task of the step was broken off."""
+        or Unavailable."""
         configurable = config["configurable"]
         thread_id, ns = str(configurable["thread_id"]), configurable.get("checkpoint_ns", "")
         checkpoint_id, parent_id = checkpoint["id"], configurable.get("checkpoint_id")
-        if node := self._cut.get((ns, parent_id or "")):
-            # LangGraph would complete the step without what the node had to write, and may take the graph for finished.
-            raise NodeCancelledError(
-                node, f"Node {node!r} was cancelled, and its step cannot be taken without it."
-            )
         channels = self._store_channels(thread_id, ns, parent_id, checkpoint, new_versions)
         rows: list[Row] = [
             ChannelBlobRow(thread_id, ns, channel, checkpoint_id, stored.type, stored.body)
@@ -217,7 +209,6 @@ class FencedSaver(BlockingSaver):
         configurable = config["configurable"]
         ns, checkpoint_id = configurable.get("checkpoint_ns", ""), configurable["checkpoint_id"]
         if any(channel == ERROR and isinstance(value, asyncio.CancelledError) for channel, value in writes):
-            self._cut[ns, checkpoint_id] = task_path.rpartition(", ")[2]
             return
         at = (str(configurable["thread_id"]), ns, checkpoint_id, task_id)
         self._writes.setdefault((ns, checkpoint_id), {})[task_id] = list(writes)

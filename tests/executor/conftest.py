@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from langgraph.pregel import Pregel
 
-from sandfleet.fleet.executor import sync_durability
+from sandfleet.fleet.executor import sync_durability, whole_steps
 from sandfleet.fleet.executor.execution import Execution, Services
 from sandfleet.fleet.executor.fenced_writer import FencedWriter
 from sandfleet.fleet.executor.finisher import Finisher
@@ -101,6 +101,7 @@ class Executor:
 async def open_executor(database: str, redis_url: str, folder: Path, **ways: Any) -> AsyncIterator[Executor]:
     """An executor on its own world; ``ways`` are those of ``open_world``."""
     sync_durability.install()
+    whole_steps.install()
     async with open_world(database, redis_url, **ways) as world:
         made = Executor(world, folder / "no-host.sock")
         yield made

@@ -112,8 +112,9 @@ async def test_virtual_time_moves_on_with_what_is_claimed(pool: Pool, database: 
         await eventually(lambda: moved_to(pool, newest), what="the clock's way")
 
 
+@pytest.mark.parametrize("woken", [True, False], ids=["woken meanwhile", "not woken"])
 async def test_an_executor_that_is_one_too_many_takes_nothing_until_it_is_needed(
-    pool: Pool, database: str, redis_url: str, caplog: pytest.LogCaptureFixture
+    pool: Pool, database: str, redis_url: str, caplog: pytest.LogCaptureFixture, woken: bool
 ) -> None:
     """The scaler says so in the database. Red when it claims, or does not claim again when it is told so: nobody
     rings then."""
@@ -125,7 +126,8 @@ async def test_an_executor_that_is_one_too_many_takes_nothing_until_it_is_needed
             await eventually(lambda: retiring(pool, "infinity"), what="its first beat")
             await eventually(lambda: "takes no more runs" in caplog.text, what="its knowledge")
             await submit_some(pool)
-            executor._claim_now.set()  # as a sweep does
+            if woken:
+                executor._claim_now.set()  # as a sweep does
             for _ in range(5):
                 await beaten(pool)
             assert await number(pool, "select count(*) from runs where attempt > 0") == 0

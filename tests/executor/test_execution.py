@@ -7,7 +7,9 @@ from operator import add
 from pathlib import Path
 from typing import Annotated, Any, LiteralString, TypedDict
 
+import psycopg
 import pytest
+from langgraph import func
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command
 
@@ -15,13 +17,16 @@ from sandfleet.fleet.executor import execution as execution_module
 from sandfleet.fleet.executor.fenced_rows import CheckpointRow, SnapshotRow
 from sandfleet.fleet.executor.fenced_writer import FencedWriter
 from sandfleet.fleet.executor.finisher import Finisher
+from sandfleet.fleet.executor.metrics import ExecutorMetrics
 from sandfleet.fleet.executor.node_tasks import cancel_until_ended
 from sandfleet.fleet.executor.publisher import Publisher, RunStream
-from sandfleet.fleet.executor.run_request import build_config, build_input
+from sandfleet.fleet.executor.run_request import build_config, build_input, head_config
 from sandfleet.fleet.sandbox.errors import OperationRefused, StaleAttempt
-from sandfleet.fleet.sandbox.run_sandbox import current_sandbox
+from sandfleet.fleet.sandbox.run_sandbox import RunSandbox, current_sandbox
 from sandfleet.shared.errors import SandfleetError, Superseded
 from sandfleet.shared.ids import Fence, Owner
+from sandfleet.shared.store.claims import renew
+from sandfleet.shared.streams.entry import FIELD, decode, stream_key
 from tests.executor.conftest import Executor, open_executor
 from tests.streams.wire import open_wire
 from tests.waiting import eventually
@@ -252,6 +257,12 @@ async def test_the_graph_gets_the_callers_config(executor: Executor) -> None:
     }
     assert config["configurable"]["tone"] == "dry"
     assert config["configurable"]["user_id"] == execution.run.fence.key.user_id
+    run = replace(execution.run, metadata={"team": "red", "run_id": "another's"})
+    # By this id LangGraph knows a checkpoint of the same run, and gives no input twice.
+    assert build_config(run, execution._saver, [])["metadata"] == {
+        "team": "red",
+        "run_id": str(run.fence.key.run_id),
+    }
 
 
 async def sandbox_is_away(state: State) -> State:
@@ -415,21 +426,102 @@ async def test_the_end_of_an_attempt_leaves_the_next_one_alone(executor: Executo
     )
 
 
-async def test_a_step_is_not_taken_without_a_node_that_was_cancelled(executor: Executor) -> None:
-    """Whoever cancels the task of a node: LangGraph takes it for the end of a run that ends anyway. Red when the step is
-    completed without it: the run would be a success that lacks what the node does."""
+@pytest.mark.parametrize("durability", ["exit", "sync"])
+async def test_a_step_is_not_complete_without_a_node_that_was_cancelled(
+    executor: Executor, durability: str
+) -> None:
+    """Whoever has cancelled it: not the run, nor LangGraph for another node's failure. Red when LangGraph takes the node for
+    one that wrote nothing: the run ends as a success without its last step."""
     at_work = asyncio.Event()
 
     async def node(state: State) -> State:
-        at_work.set()
-        await asyncio.Event().wait()
+        if state["done"]:
+            at_work.set()
+            await asyncio.Event().wait()
         return await step(state)
 
-    execution = await executor.claim(graph_of(node))
+    graph = graph_of(node, steps=2)
+    execution = await executor.claim(graph, input={"done": []}, durability=durability)
     running = asyncio.create_task(execution.execute())
     await at_work.wait()
     await cancel_until_ended(execution.run.fence)
     await running
     status, error, _ = await executor.stored(execution.run.fence.key)
-    assert (status, error and error["error"]) == ("error", "NodeCancelledError")
-    assert "'node'" in error["message"]
+    assert (status, error) == (
+        "error",
+        {"error": "NodeCancelledError", "message": "The node 'node' was cancelled while it was at work."},
+    )
+    kept = await graph.aget_state(head_config(execution.run, execution._saver))
+    assert (kept.values, kept.next) == ({"done": [1]}, ("node",))
+
+
+@pytest.mark.parametrize("durability", ["exit", "sync"])
+async def test_a_call_that_its_caller_has_given_up_is_missed_by_nobody(
+    executor: Executor, durability: str
+) -> None:
+    """Red when each task that was cancelled counts as a missing part of its step."""
+
+    @func.task
+    async def slow() -> int:
+        await asyncio.Event().wait()
+        return 1
+
+    @func.entrypoint()
+    async def graph(given: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return {"done": [await asyncio.wait_for(slow(), 0.01)]}
+        except TimeoutError:
+            return {"done": [7]}
+
+    execution = await executor.claim(graph, durability=durability)
+    await execution.execute()
+    assert (await executor.stored(execution.run.fence.key))[:2] == ("success", None)
+
+
+@pytest.mark.parametrize("renewed", [False, True], ids=["before a renewal", "beside a renewal"])
+async def test_an_end_whose_reply_was_lost_is_known_as_its_own(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch, renewed: bool
+) -> None:
+    """Red when the attempt is taken for superseded that has ended the run: by the second call, which finds it ended, or
+    by a renewal, which finds no running run any more. Its `end` would come late, its sandbox would be left to the host, and
+    it would count as lost."""
+    finish, answered = Finisher.finish, 0
+
+    async def loses_the_first_reply(*given: Any) -> Any:
+        nonlocal answered
+        answer = await finish(*given)
+        answered += 1
+        if answered > 1:
+            return answer
+        if renewed:
+            fence = execution.run.fence
+            async with executor.world.pool.connection() as connection:
+                renewal = await renew(connection, [fence], 60)
+            assert fence not in renewal.held.keys() | renewal.locked
+            execution.lease.superseded = True
+            execution.stop(execution_module.Stop.SUPERSEDED)
+        raise psycopg.OperationalError("the reply was lost")
+
+    async def removes(sandbox: RunSandbox) -> None:
+        removed.append(await sandbox._sign_token())
+
+    removed: list[str] = []
+    counted: list[str] = []
+    monkeypatch.setattr(Finisher, "finish", loses_the_first_reply)
+    monkeypatch.setattr(RunSandbox, "close", removes)
+    monkeypatch.setattr(ExecutorMetrics, "ended", lambda _, run, ending, *rest: counted.append(ending.status))
+    monkeypatch.setattr(ExecutorMetrics, "left", lambda _, run, why: counted.append(why))
+    execution = await executor.claim(graph_of(step))
+    await execution.execute()
+    key = execution.run.fence.key
+
+    async def shown() -> bool:
+        ((entry_id, fields),) = await executor.world.redis.xrevrange(stream_key(key.run_id), count=1)
+        return decode(entry_id, fields[FIELD.encode()])[-1].event == "end"
+
+    await eventually(shown, what="the end in the stream")
+    assert answered == 2
+    assert counted == ["success"]
+    assert len(removed) == 1
+    assert (await executor.stored(key))[:2] == ("success", None)
+    assert [event for _, event in await executor.world.journal(key)].count("end") == 1

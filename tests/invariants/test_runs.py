@@ -5,6 +5,7 @@ import pytest
 
 from sandfleet.shared.db.pool import open_pool
 from sandfleet.shared.ids import Owner, RunKey, graph_assistant_id, new_id
+from sandfleet.shared.invariants import runs as invariants
 from sandfleet.shared.invariants.runs import check_runs
 from sandfleet.shared.store.api_keys import create_key
 from sandfleet.shared.store.cancellation import request_cancel
@@ -81,6 +82,11 @@ SEEDS = [
         "ready0",
         f"update runs set lease_owner = 'x' {OF}",
     ),
+    (
+        "pending run with a lease",
+        "ready0",
+        f"update runs set lease_expires_at = clock_timestamp() {OF}",
+    ),
     ("gate without a reason", "time", f"update runs set not_before = not_before - interval '121 s' {OF}"),
     ("gate without a reason", "time", f"update runs set not_before = null {OF}"),
     (
@@ -91,6 +97,7 @@ SEEDS = [
         " where status = 'running'; delete from runs where status = 'success'; update tenants set slots = slots - 1",
     ),
     ("gate without a reason", "tenant", "update tenants set max_in_flight = 5"),
+    ("gate without a reason", "tenant", f"update threads set active_run = null {THREAD_OF}"),
     (
         "gate without a reason",
         "ready1",
@@ -106,6 +113,7 @@ SEEDS = [
     ("tenant's counters", TENANT, "update tenants set slots = slots - 1"),
     ("tenant's counters", TENANT, "update tenants set waiting = waiting + 1"),
     ("ended run with a lease", "ended", f"update runs set lease_owner = 'x' {OF}"),
+    ("ended run with a lease", "ended", f"update runs set lease_expires_at = clock_timestamp() {OF}"),
     ("ended run with a lease", "cancelled", f"update runs set gate = 'thread' {OF}"),
     (
         "ended run with an open tool call",
@@ -133,6 +141,13 @@ SEEDS = [
         "gate without a reason",
         "tenant",
         f"update runs set gate = 'room' {OF}",
+    ),
+    (
+        "gate without a reason",
+        "tenant",
+        f"update runs set gate = 'room' {OF}; update threads set active_run = null {THREAD_OF};"
+        " insert into placements (tenant, user_id, run_id, template, memory, pids)"
+        f" select tenant, user_id, run_id, 'default', 1, 1 from runs {OF}",
     ),
     (
         "placement of a run that is over",
@@ -186,6 +201,49 @@ async def test_a_seeded_violation_is_found_and_named(runs, rule, name, seed):
     assert {(v.rule, v.id) for v in found} >= {(rule, expected)}
     assert (await check_runs(connection, newest=None)).violations == found
     await connection.execute("update runs set kwargs = '{}'")  # nothing is locked or left open
+
+
+async def test_a_run_that_is_over_and_does_not_say_since_when_is_found_among_all(runs):
+    """The newest are those with a time. Red when only a lease or a gate counts as left behind."""
+    connection, ids = runs
+    await connection.execute(f"update runs set finished_at = null {OF}", {"run": ids["ended"]})
+    (found,) = (await check_runs(connection, newest=None)).violations
+    assert (found.rule, found.id) == ("ended run with a lease", str(ids["ended"]))
+
+
+async def test_room_that_has_just_come_is_no_violation(runs, monkeypatch):
+    """Whoever waits for it gets it by the next sweep. Red when the rule looks once."""
+    connection, ids = runs
+    (seed,) = [seed for rule, _, seed in SEEDS if rule == "run that waits beside room"]
+    for statement in seed.split(";"):
+        await connection.execute(statement, {"run": ids["tenant"]})
+    broken, looks = invariants._broken, 0
+
+    async def taken_between(connection, rule, *given):
+        nonlocal looks
+        if rule == "run that waits beside room":
+            looks += 1
+            if looks == 2:
+                await connection.execute("update hosts set draining = true")
+        return await broken(connection, rule, *given)
+
+    monkeypatch.setattr(invariants, "_LOOK_AGAIN_S", 0)
+    monkeypatch.setattr(invariants, "_broken", taken_between)
+    assert (await check_runs(connection)).violations == []
+    assert looks == 2
+
+
+async def test_a_silent_host_that_may_have_left_sandboxes_is_kept_for_a_day(runs):
+    """Another host of its machine clears its folder first. Red when it is named as soon as one without a folder."""
+    connection, _ = runs
+    await connection.execute(
+        """insert into hosts (host_id, instance, address, backend, room, sandboxes, memory, pids, most, memory_taken,
+             pids_taken, draining, machine, folder, heartbeat_at)
+           select age, 'i', '', 'docker', 1, 0, 1, 1, 1, 0, 0, false, 'm', '/' || age, clock_timestamp() - age::interval
+           from unnest(array['23 hours', '25 hours']) age"""
+    )
+    (found,) = (await check_runs(connection)).violations
+    assert (found.rule, found.id) == ("sandbox host that is gone", "25 hours")
 
 
 async def test_a_sandbox_without_a_run_owns_its_place(runs):

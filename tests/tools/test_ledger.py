@@ -137,12 +137,20 @@ async def test_a_tool_knows_from_the_runtime_whom_it_works_for(runs: Runs, lines
         assert (call.run_id, call.name) == (runs.run_id, "whoami")
         return f"{call.tenant} {call.user_id} {call.attempt}"
 
+    async def node(state: Any) -> Any:
+        given = {"path": state["path"], "line": "a"}
+        told = [await whoami.ainvoke(given), whoami.invoke(given)]
+        with pytest.raises(RuntimeError, match="no tool call here"):
+            current_call()
+        return {"results": told}
+
     graph = asking(asks(("whoami", "a")), ToolNode([whoami]))
     await runs.begin(input={"path": str(lines)})
     values = await runs.attempt(graph)
     assert values["messages"][-1].content == "{} {} 1".format(*OWNER)
-    with pytest.raises(RuntimeError, match="no tool call here"):
-        current_call()
+    await runs.begin(input={"path": str(lines)})
+    values = await runs.attempt(one_node(node))
+    assert values["results"] == ["{} {} 1".format(*OWNER)] * 2
 
 
 def test_tools_outside_runs_are_as_they_were(lines: Path) -> None:

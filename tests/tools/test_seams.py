@@ -205,18 +205,23 @@ async def test_a_nodes_own_call_that_was_broken_off_raises(runs: Runs, lines: Pa
     assert lines.read_text() == "a\n"
 
 
+@pytest.mark.parametrize("in_message", [False, True], ids=["call", "message"])
 async def test_a_node_that_asks_for_something_else_after_a_loss_is_told_of_the_doubt(
-    runs: Runs, lines: Path
+    runs: Runs, lines: Path, in_message: bool
 ) -> None:
     """A node that calls model and tool itself asks the model anew. Red when its other call is made as if nothing had
-    been."""
+    been, or when the message is no part of a call's identity: it would get the answer of another question."""
     asked = iter("abc")
 
-    async def node(state: State) -> State:
-        call = ToolCall(
-            name="later", args={"path": state["path"], "line": next(asked)}, id="x", type="tool_call"
-        )
-        return {"results": [(await later.ainvoke(call)).content]}
+    async def node(state: State, config: RunnableConfig) -> State:
+        line = next(asked)
+        call = ToolCall(name="later", args={"path": state["path"], "line": line}, id="x", type="tool_call")
+        if in_message:
+            message = AIMessage("", tool_calls=[call], id=f"m{line}")
+            (answer,) = (await ToolNode([later]).ainvoke({"messages": [message]}, config))["messages"]
+        else:
+            answer = await later.ainvoke(call)
+        return {"results": [answer.content]}
 
     graph = one_node(node)
     await runs.begin(input={"path": str(lines)})
@@ -318,6 +323,28 @@ async def test_a_wrapper_may_call_a_tool_several_times(runs: Runs, lines: Path) 
     assert values["messages"][-1].content == "done"
     assert lines.read_text() == "a1\na2\n"
     assert len(set(keys)) == 1
+
+
+async def test_calls_of_a_message_are_known_by_their_place_in_it(runs: Runs, lines: Path) -> None:
+    """All of them `call_1`. Red when they are told apart by the order in which they begin, which is another one in the
+    replay: each would get the other's result."""
+    begins_first, has_ended = "a", asyncio.Event()
+
+    async def in_turn(request: Any, execute: Any) -> Any:
+        if request.tool_call["args"]["line"] != begins_first:
+            await has_ended.wait()
+        answer = await execute(request)
+        has_ended.set()
+        return answer
+
+    graph = asking(asks(("later", "a"), ("later", "b")), ToolNode([later], awrap_tool_call=in_turn))
+    await runs.begin(input={"path": str(lines)})
+    with pytest.raises(Broken):
+        await runs.attempt(graph, breaks_at="tool.recorded", nth=2)
+    begins_first, has_ended = "b", asyncio.Event()
+    values = await runs.attempt(graph)
+    assert [m.content for m in values["messages"][1:]] == ["noted a", "noted b"]
+    assert lines.read_text() == "a\nb\n"
 
 
 async def test_messages_without_ids_will_do(runs: Runs, lines: Path) -> None:
