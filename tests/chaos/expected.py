@@ -5,8 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.chaos.workload import Climb
+from tests.chaos.workload import Climb, Commands
 from tests.projects.chaos.ladder import LEAVES, digest_of
+
+COUNTED = "exit code: 0\nstdout:\n"
+"""Begins the result of a command that worked; what follows is its count."""
 
 ANSWER = "yes"
 POISON_ERROR = "ExecutorLost"
@@ -151,3 +154,26 @@ def effects_problems(effects: Counter[str], climbs: Sequence[Climb]) -> list[str
         for line, count in effects.items()
         if count > 1 and line not in repeatable
     ]
+
+
+def commands_problems(commands: Commands, results: Sequence[Any]) -> list[str]:
+    """Whether each command counted on from the one before. Each adds one to a count that its sandbox keeps.
+
+    A result that is no count says that it is in doubt (it may have added one, or not), or that the sandbox was lost, which may
+    have taken back any of what was counted.
+    """
+    problems = []
+    if len(results) != commands.count:
+        problems.append(f"{commands.salt} has {len(results)} results of {commands.count}")
+    least = most = 0  # what the count may be
+    for number, result in enumerate(map(str, results), 1):
+        if not result.startswith(COUNTED):
+            least, most = (0 if result.startswith("sandbox_lost") else least), most + 1
+            continue
+        count = int(result.removeprefix(COUNTED))
+        if not least < count <= most + 1:
+            problems.append(
+                f"{commands.salt}'s command {number} counted {count}, not from {least + 1} to {most + 1}"
+            )
+        least = most = count
+    return [f"{problem}: {list(results)}" for problem in problems]

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.chaos.expected import Ended, effects_problems, thread_problems
-from tests.chaos.workload import Cancel, Climb
+from tests.chaos.expected import COUNTED, Ended, commands_problems, effects_problems, thread_problems
+from tests.chaos.workload import Cancel, Climb, Commands
 from tests.projects.chaos.ladder import digest_of
 
 TWO = Climb("a", 2)
@@ -23,6 +23,11 @@ def ended(climb, status="success", error=None, *, resumed=False):
 
 def problems(runs, values, effects=NO_EFFECTS):
     return thread_problems(runs, values, effects)
+
+
+def commands(results):
+    shown = [f"{COUNTED}{result}" if isinstance(result, int) else result for result in results]
+    return commands_problems(Commands("s", len(results)), shown)
 
 
 def test_a_thread_whose_runs_came_one_after_the_other_is_right():
@@ -149,3 +154,29 @@ def test_only_a_tool_that_may_be_repeated_takes_effect_twice():
     twice = Counter(["n:1", "n:1"])
     assert effects_problems(twice, [notes])
     assert effects_problems(twice, [replace(notes, note_at=None, renote_at=1)]) == []
+
+
+def test_each_command_counts_on_from_the_one_before():
+    """A command that ran twice, and a workspace that was emptied without a word, are wrong."""
+    assert commands([1, 2, 3]) == []
+    assert commands([1, 3])
+    assert commands([1, 1])
+    assert commands([2])
+
+
+def test_a_command_in_doubt_may_have_counted_or_not():
+    for count in (2, 3):
+        assert commands([1, "The call of execute was broken off", count]) == []
+    assert commands([1, "The call of execute was broken off", 1])
+    assert commands([1, "The call of execute was broken off", 4])
+
+
+def test_a_loss_that_is_told_of_may_have_taken_back_any_part_of_the_count():
+    for count in (1, 2, 3, 4):
+        assert commands([1, 2, "sandbox_lost: its host is gone", count]) == []
+    assert commands([1, 2, "sandbox_lost: its host is gone", 5])
+    assert commands([1, 2, "sandbox_lost: its host is gone", 1, 3])
+
+
+def test_each_command_has_a_result():
+    assert commands_problems(Commands("s", 2), [f"{COUNTED}1"])

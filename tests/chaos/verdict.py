@@ -10,7 +10,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from sandfleet.localstack.stack import Stack
-from tests.chaos.expected import Ended, effects_problems, thread_problems
+from tests.chaos.expected import Ended, commands_problems, effects_problems, thread_problems
 from tests.chaos.logs import Journalled, stream_problems
 from tests.chaos.submitters import Accepted, Record
 from tests.chaos.workload import Commands
@@ -64,13 +64,9 @@ def _record_problems(record: Record, rows: Rows, values: dict[str, Any], effects
 def _command_problems(
     commands: Commands, status: str | None, row: dict[str, Any] | None, values: dict[str, Any]
 ) -> list[str]:
-    """The host may be lost between two commands: each says so, or has counted on from the one before."""
     if status != "success":
         return [f"{commands.salt} is {status}: {row}"]
-    results = [str(result) for result in values.get("results", [])]
-    if len(results) != commands.count:
-        return [f"{commands.salt} has {len(results)} results of {commands.count}: {results}"]
-    return []
+    return commands_problems(commands, values.get("results", []))
 
 
 def _outcome_problems(
