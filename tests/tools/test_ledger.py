@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from langchain_core.tools import tool
 from langgraph.prebuilt import ToolNode
+from langgraph.types import interrupt
 
 from sandfleet.fleet.executor import tool_ledger
 from sandfleet.fleet.executor.recorded_errors import ReplayedError, describe, rebuild
+from sandfleet.fleet.executor.tool_ledger import ToolLedger
 from sandfleet.fleet.sandbox.tools import sandbox_tools
 from sandfleet.fleet.tools import current_call, is_idempotent
 from sandfleet.shared.errors import Superseded
@@ -19,26 +21,36 @@ from tests.tools.test_seams import asking, asks, later, note, now, one_node
 from tests.waiting import eventually
 
 
+@pytest.mark.parametrize("slow", [False, True], ids=["before its start", "while its start is committed"])
 @pytest.mark.parametrize("called", [later, now])
 async def test_no_tool_starts_while_the_lease_is_in_doubt(
-    runs: Runs, lines: Path, called: Any, monkeypatch: pytest.MonkeyPatch
+    runs: Runs, lines: Path, called: Any, slow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Red when a call starts past the lease's deadline, or never goes on after the renewal."""
+    """Red when a call starts past the lease's deadline, be it only that its commit took so long, or never goes on after
+    the renewal."""
     graph = asking(asks((called.name, "a")), ToolNode([called]))
     await runs.begin(input={"path": str(lines)})
-    runs.lease.deadline = time.monotonic()
     waiting: list[str] = []
-    certain = runs.lease.certain
+    certain, write = runs.lease.certain, ToolLedger._write
 
     async def noted() -> None:
         waiting.append(called.name)
         await certain()
 
+    async def slowly(ledger: ToolLedger, link: Any, call: Any, status: str, **outcome: Any) -> None:
+        await write(ledger, link, call, status, **outcome)
+        if status == "started":
+            runs.lease.deadline = time.monotonic()
+
     monkeypatch.setattr(runs.lease, "certain", noted)
+    if slow:
+        monkeypatch.setattr(ToolLedger, "_write", slowly)
+    else:
+        runs.lease.deadline = time.monotonic()
     task = asyncio.create_task(runs.attempt(graph))
     try:
         await eventually(lambda: waiting, what="the call waits for the lease")
-        assert await runs.rows() == []
+        assert await runs.rows() == ([(called.name, "started")] if slow else [])
         assert lines.read_text() == ""
     finally:
         runs.lease.deadline = time.monotonic() + 3600
@@ -73,6 +85,26 @@ async def test_a_superseded_executor_records_no_result(runs: Runs, lines: Path) 
             "update runs set attempt = attempt + 1 where run_id = %s", (runs.run_id,)
         )
         return note(path, line)
+
+    async def node(state: Any) -> Any:
+        return {"results": [await loses.ainvoke({"path": state["path"], "line": "a"})]}
+
+    await runs.begin(input={"path": str(lines)})
+    with pytest.raises(Superseded):
+        await runs.attempt(one_node(node))
+    assert await runs.rows() == [("loses", "started")]
+
+
+async def test_a_superseded_executor_forgets_no_call(runs: Runs, lines: Path) -> None:
+    """Red when a call that a person is asked in is forgotten without the fence: the successor may have begun it anew."""
+
+    @tool
+    async def loses(path: str, line: str) -> str:
+        """Be superseded, then ask."""
+        await runs.connection.execute(
+            "update runs set attempt = attempt + 1 where run_id = %s", (runs.run_id,)
+        )
+        return str(interrupt(line))
 
     async def node(state: Any) -> Any:
         return {"results": [await loses.ainvoke({"path": state["path"], "line": "a"})]}
