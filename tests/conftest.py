@@ -11,6 +11,7 @@ hypothesis.settings.load_profile("loaded")
 
 pytest_plugins = [
     "tests.fixtures_servers",
+    "tests.fixtures_emulators",
     "tests.fixtures_engine",
     "tests.fixtures_stack",
     "tests.fixtures_leaks",

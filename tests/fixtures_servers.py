@@ -15,6 +15,7 @@ from sandfleet.localstack.queues import create_queues
 from sandfleet.localstack.servers import POOLS, Servers, database_url, start_servers
 from sandfleet.localstack.supervisor import AlreadyRunning, Supervisor
 from sandfleet.shared.db.migrate import upgrade
+from tests.localstack_emulator import start_localstack
 
 ROOT = Path(__file__).parent.parent / ".sandfleet" / "test"
 TEMPLATE = "sandfleet_template"
@@ -95,11 +96,14 @@ async def open_supervisor(kind: str) -> Supervisor:
 
 
 @pytest.fixture(scope="session")
-async def servers() -> AsyncIterator[TestServers]:
-    """Embedded PostgreSQL, Redis and MiniStack, started once for the session."""
+async def servers(pytestconfig: pytest.Config) -> AsyncIterator[TestServers]:
+    """Embedded PostgreSQL, Redis and MiniStack, or the emulator that was asked for, started once for the session."""
     supervisor = await open_supervisor("servers")
     try:
-        started = TestServers(supervisor, await start_servers(supervisor, env={}))
+        env = {}
+        if pytestconfig.getoption("emulator") == "localstack":
+            env["AWS_ENDPOINT_URL"] = await start_localstack(supervisor)
+        started = TestServers(supervisor, await start_servers(supervisor, env))
         await started.create_template()
         yield started
     finally:

@@ -114,6 +114,7 @@ async def test_the_scheduled_sweep_leaves_the_turns_to_executors(deployment):
     assert metric(logs, "SweepPasses") == 0
 
 
+@pytest.mark.emulators
 async def test_a_slow_start_of_the_client_costs_no_permit(permits, monkeypatch):
     """As in a cold Lambda on a busy machine. Red when loading the client counts as a call's time."""
 
@@ -158,6 +159,7 @@ def record(message, queue):
     }
 
 
+@pytest.mark.emulators
 async def test_dead_permits_are_reported_and_replaced_by_as_many_as_ready_runs_need(deployment, permits):
     """Red when a dead permit is not counted, its pool is not looked at, or more are sent anew than runs are ready."""
     env, _, pool = deployment
@@ -181,6 +183,7 @@ async def test_dead_permits_are_reported_and_replaced_by_as_many_as_ready_runs_n
     await permits.delete("default", await permits.receive("default", 10, 1, 30))
 
 
+@pytest.mark.emulators
 async def test_the_command_lists_dead_permits_and_sends_them_anew(deployment, permits):
     """Red when a redriven permit stays in the dead-letter queue, or does not come back fresh."""
     env, _, _ = deployment

@@ -13,35 +13,28 @@ import pytest
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 
+from sandfleet.functions.scaler.figures import figures_of, publish
 from sandfleet.functions.scaler.fleet import Clients, Group, Service
-from sandfleet.localstack.ministack import start_ministack
 from sandfleet.shared.db.pool import Pool
 from sandfleet.shared.errors import ScalingFailed
 from sandfleet.shared.ids import new_id
+from sandfleet.shared.scaling.load import read_load
 from sandfleet.shared.settings import Settings
 from sandfleet.shared.store.submission import submit
-from tests.fixtures_servers import open_supervisor
+from tests.fixtures_emulators import REGION, emulator_with
+from tests.fixtures_servers import TestServers
 from tests.functions.beats import beat, retired
 from tests.functions.test_functions import FORBIDDEN, invoke
 from tests.gates.test_gates import submission
 from tests.waiting import eventually
 
-REGION = "us-east-1"
-
 
 @pytest.fixture(scope="module")
-async def emulator() -> AsyncIterator[str]:
-    """Endpoint of an emulator that has ECS and Auto Scaling, too."""
-    supervisor = await open_supervisor("scaler")
-
-    async def nothing(_: str) -> None: ...
-
-    try:
-        yield await start_ministack(
-            supervisor, REGION, nothing, "sqs,ecs,autoscaling,monitoring,lambda,sns,iam,logs,sts,ec2"
-        )
-    finally:
-        await supervisor.close()
+async def emulator(servers: TestServers, pytestconfig: pytest.Config) -> AsyncIterator[str]:
+    """Endpoint of an emulator that has ECS and Auto Scaling, too, for tests that are not marked `emulators`."""
+    services = "sqs,ecs,autoscaling,monitoring,lambda,sns,iam,logs,sts,ec2"
+    async with emulator_with(services, pytestconfig, servers) as endpoint:
+        yield endpoint
 
 
 @pytest.fixture
@@ -94,6 +87,7 @@ def emf(logs: list[Any]) -> list[dict[str, Any]]:
     return [line for line in logs if "_aws" in line]
 
 
+@pytest.mark.emulators
 async def test_the_figures_are_published_with_the_pool_as_their_one_dimension(
     connection: Any, pool: Pool, database: str, redis_url: str, emulator: str, clients: Clients
 ) -> None:
@@ -207,6 +201,59 @@ async def test_a_pool_that_fails_fails_the_call_and_not_the_other_pools(
     await fleet.ask_for(0)
 
 
+@pytest.mark.emulators
+@pytest.mark.long
+async def test_an_alarm_on_the_published_age_tells_its_topic_of_its_start_and_end(
+    connection: Any, pool: Pool, emulator: str, clients: Clients
+) -> None:
+    """Red when the metric is published with another dimension than alarms watch: on LocalStack, since MiniStack's alarms look
+    at none. The scaler's own publishing, and what it hears."""
+    name = f"age-{uuid.uuid4().hex[:8]}"
+    sqs, sns, cloudwatch = [await clients.of(service) for service in ("sqs", "sns", "cloudwatch")]
+    queue = (await sqs.create_queue(QueueName=name))["QueueUrl"]
+    of_queue = await sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])
+    topic = (await sns.create_topic(Name=name))["TopicArn"]
+    await sns.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=of_queue["Attributes"]["QueueArn"])
+    await put_age_alarm(cloudwatch, name, topic, 10)
+    config = Settings(aws_endpoint_url=emulator, aws_region=REGION)  # type: ignore[call-arg]
+
+    told: list[str] = []  # states
+
+    async def last_told(state: str) -> bool:
+        """A reading of the pool, until the topic has told of a state."""
+        figures = figures_of(await read_load(connection, "default"), None, None, {})
+        await publish(config, clients, "default", figures)
+        answer = await sqs.receive_message(QueueUrl=queue, WaitTimeSeconds=1)
+        for message in answer.get("Messages", ()):
+            await sqs.delete_message(QueueUrl=queue, ReceiptHandle=message["ReceiptHandle"])
+            told.append(json.loads(json.loads(message["Body"])["Message"])["NewStateValue"])
+        return told[-1:] == [state]
+
+    await submit(pool, submission("a", new_id()))
+    await connection.execute("update runs set ready_at = ready_at - interval '1 hour'")
+    await eventually(lambda: last_told("ALARM"), 120, "the alarm's start")
+    await connection.execute("truncate runs cascade")
+    await eventually(lambda: last_told("OK"), 120, "the alarm's end")
+    await cloudwatch.delete_alarms(AlarmNames=[name])
+
+
+async def put_age_alarm(cloudwatch: Any, name: str, topic: str, period_s: int) -> None:
+    """An alarm on the age of ready runs, as deployed but for its period."""
+    await cloudwatch.put_metric_alarm(
+        AlarmName=name,
+        Namespace="sandfleet",
+        MetricName="OldestReadyAge",
+        Dimensions=[{"Name": "Pool", "Value": "default"}],
+        Statistic="Maximum",
+        Period=period_s,
+        EvaluationPeriods=1,
+        Threshold=5,
+        ComparisonOperator="GreaterThanOrEqualToThreshold",
+        AlarmActions=[topic],
+        OKActions=[topic],
+    )
+
+
 async def test_an_alarm_on_the_age_brings_executors_and_takes_them_back(
     connection: Any, pool: Pool, database: str, redis_url: str, emulator: str, clients: Clients, service: str
 ) -> None:
@@ -233,19 +280,9 @@ async def test_an_alarm_on_the_age_brings_executors_and_takes_them_back(
     async with deployed(emulator, name, env) as function:
         topic = (await sns.create_topic(Name=name))["TopicArn"]
         await sns.subscribe(TopicArn=topic, Protocol="lambda", Endpoint=function.arn)
-        await cloudwatch.put_metric_alarm(
-            AlarmName=name,
-            Namespace="sandfleet",
-            MetricName="OldestReadyAge",
-            Dimensions=[{"Name": "Pool", "Value": "default"}],
-            Statistic="Maximum",
-            Period=1,
-            EvaluationPeriods=1,
-            Threshold=5,
-            ComparisonOperator="GreaterThanOrEqualToThreshold",
-            AlarmActions=[topic],
-            OKActions=[topic],
-        )
+        await put_age_alarm(
+            cloudwatch, name, topic, 1
+        )  # less than CloudWatch takes, so that the test is quicker
 
         async def asked_for(count: int) -> bool:
             """A schedule's call, until the fleet is as it should be."""

@@ -20,6 +20,8 @@ from tests.waiting import eventually
 
 __all__ = ["pool"]
 
+pytestmark = pytest.mark.emulators
+
 
 @pytest.fixture
 async def permits(servers):

@@ -356,6 +356,7 @@ async def missing(pool, permits):
     return await top_up.missing_permits(permits, wanted)
 
 
+@pytest.mark.emulators
 async def test_a_queue_is_topped_up_to_what_executors_have_room_for(pool, permits):
     """Red when lost permits are not sent again, more are sent than there are free slots or ready runs, or any for a run
     that has only just become ready, or for an executor that is gone."""

@@ -144,6 +144,7 @@ async def test_a_redis_key_without_a_time_to_live_is_named(redis_url):
     assert ([violation.id for violation in found], count) == (["sf:run:immortal"], 3)
 
 
+@pytest.mark.emulators
 async def test_permits_far_above_the_ready_runs_are_named(servers, queue_urls, monkeypatch):
     """Red when the permits of a queue are not held against the runs that they stand for."""
     monkeypatch.setattr(queues, "SURPLUS", 10)
