@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.fleet import Answer, Fleet
+from tests.faults.fleet import ENDS_WITHIN_S, Answer, Fleet
 from tests.faults.view import View
 from tests.projects.basic.counter import expected_digest
 from tests.waiting import eventually
@@ -84,6 +84,12 @@ async def submit_story(fleet: Fleet, action: str) -> tuple[Answer, Answer, Story
     first = await fleet.post(path, body, **key)
     await fleet.reached("submit.committed")
 
+    async def over() -> bool:
+        found = await fleet.sql("select status from runs where thread_id = %s", thread["thread_id"])
+        return found == [("success",)]
+
+    await eventually(over, ENDS_WITHIN_S, "the end of the run, of which nobody was told")
+
     async def again() -> Answer | None:
         answer = await fleet.post(path, body, **key)
         return answer if answer.status == 200 else None
@@ -143,8 +149,8 @@ async def test_an_effect_takes_place_once_and_its_doubt_is_told(stories: Stories
 async def test_a_submit_whose_answer_is_lost_is_accepted_once(
     stories: Stories, action: str, status: int
 ) -> None:
-    """The connection breaks, or the answer is 503; sent again with its Idempotency-Key, it names the run that was made.
-    Red when the key is kept apart from the run."""
+    """The connection breaks, or the answer is 503, and no executor is woken; sent again with its Idempotency-Key, it names
+    the run that was made. Red when the key is kept apart from the run, or nobody looks for runs that nobody was told of."""
     first, second, story = stories.submits[action]
     assert first.status == status
     assert second.body["run_id"] == story.view.run_id
