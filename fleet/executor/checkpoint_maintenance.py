@@ -20,7 +20,7 @@ delete from checkpoint_blobs b where b.tenant = %s and b.user_id = %s and b.thre
 
 async def delete_threads(connection: Connection, owner: Owner, thread_ids: Sequence[str]) -> None:
     """Delete all checkpoints, writes and channel values of these threads."""
-    for table in ("checkpoint_writes", "checkpoint_blobs", "checkpoints"):
+    for table in ("checkpoint_writes", "replaced_writes", "checkpoint_blobs", "checkpoints"):
         await connection.execute(
             f"delete from {table} where tenant = %s and user_id = %s and thread_id = any(%s)".encode(),
             (*owner, list(thread_ids)),
@@ -74,7 +74,9 @@ async def _delete_checkpoints(
         f"""
         with chosen as materialized ({chosen}),
         writes as (delete from checkpoint_writes w using chosen x where w.tenant = x.tenant and w.user_id = x.user_id
-                   and w.thread_id = x.thread_id and w.ns = x.ns and w.checkpoint_id = x.checkpoint_id)
+                   and w.thread_id = x.thread_id and w.ns = x.ns and w.checkpoint_id = x.checkpoint_id),
+        replaced as (delete from replaced_writes w using chosen x where w.tenant = x.tenant and w.user_id = x.user_id
+                     and w.thread_id = x.thread_id and w.ns = x.ns and w.checkpoint_id = x.checkpoint_id)
         delete from checkpoints c using chosen x where c.tenant = x.tenant and c.user_id = x.user_id
           and c.thread_id = x.thread_id and c.ns = x.ns and c.checkpoint_id = x.checkpoint_id
         returning c.thread_id

@@ -425,7 +425,7 @@ class Execution:
             output=to_json(output).decode(),
             partial=to_json(partial).decode() if partial else None,
             thread_status=thread_status,
-            interrupts=to_json(interrupts or {}).decode(),
+            interrupts=None if thread_status is None else to_json(interrupts or {}).decode(),
             rollback=rollback,
             prepared_at=moment(self._prepared),
             first_model_request_at=moment(self._watch.first_model_request),

@@ -229,7 +229,8 @@ _KINDS: tuple[_Kind, ...] = (
         PendingWritesRow,
         ("text", "text", "text", "text", "smallint", "text", "text", "bytea"),
         (*_CHECKPOINT, "task_id", "slot"),
-        update=("path", "type", "body"),
+        ("tenant", "user_id", "run_id"),
+        ("run_id", "path", "type", "body"),
     ),
     _Kind(
         "state_snapshots",
@@ -237,7 +238,7 @@ _KINDS: tuple[_Kind, ...] = (
         ("text", "text", "text", "uuid", "text", "json", "json", "json", "json", "json", "json", "text"),
         _CHECKPOINT,
         # A state that is read again, when it has ended the run, knows nothing of its parent.
-        update=("values", "refs", "next", "tasks", "metadata", "created_at"),
+        update=("run_id", "values", "refs", "next", "tasks", "metadata", "created_at"),
     ),
     _Kind("state_blobs", StateBlobRow, ("text", "bytea", "text"), (*_THREAD, "hash")),
     _Kind(

@@ -17,6 +17,7 @@ from sandfleet.shared.ids import Fence, RunKey
 from sandfleet.shared.store.cancellation import TEMPORARY_KEEP_S
 from sandfleet.shared.store.ready import ReadyRuns, ready_by_pool
 from sandfleet.shared.store.suspects import deaths_of_a_suspect
+from sandfleet.shared.store.undoing import undo_run
 
 Connection = AsyncConnection[Any]
 
@@ -157,6 +158,7 @@ class Ending:
     thread_status: str | None = "idle"
     """idle, interrupted or error; None leaves the thread as it was before the run."""
     interrupts: str | None = "{}"
+    """None leaves them as they were."""
     rollback: bool = False
     """Erase the run and its checkpoints in the same transaction."""
     prepared_at: datetime | None = None
@@ -186,7 +188,7 @@ async def finish(connection: Connection, fence: Fence, ending: Ending) -> tuple[
     async with connection.transaction():
         mine, ready = (await _finish(connection, [(fence, ending)]))[0]
         if mine:
-            await connection.execute("select erase_run(%s, %s, %s)", fence.key)
+            await undo_run(connection, fence.key)
     reach("finish.committed")
     return mine, ready
 
@@ -252,7 +254,7 @@ async def end_attempt(
         rows = await cursor.fetchall()
         ended = rows[0][0] == "done"
         if ended and rollback:
-            await connection.execute("select erase_run(%s, %s, %s)", fence.key)
+            await undo_run(connection, fence.key)
     return ended, ready_by_pool((row[1], row[2]) for row in rows)
 
 

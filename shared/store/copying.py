@@ -9,7 +9,7 @@ from sandfleet.shared.ids import Owner
 
 CHECKPOINTS = {
     "checkpoint_blobs": "ns, channel, version, type, body",
-    "checkpoint_writes": "ns, checkpoint_id, task_id, slot, path, type, body",
+    "checkpoint_writes": "ns, checkpoint_id, task_id, slot, run_id, path, type, body",
     "checkpoints": "ns, checkpoint_id, parent_id, run_id, attempt, metadata, blobs, type, body",
 }
 """The tables that LangGraph goes on from, each with its columns besides those that say whose and where."""

@@ -6,16 +6,16 @@ from datetime import datetime
 from typing import Any, TypeVar
 from uuid import UUID
 
-import orjson
 from psycopg import AsyncConnection
 from psycopg.rows import class_row
 
 from sandfleet.shared.db.pool import Pool
 from sandfleet.shared.errors import NotFound
-from sandfleet.shared.ids import Owner
+from sandfleet.shared.ids import Owner, RunKey
 from sandfleet.shared.store import threads
 from sandfleet.shared.store.cancellation import TEMPORARY_KEEP_S, Cancelled, cancel_on
 from sandfleet.shared.store.ready import ready_by_pool
+from sandfleet.shared.store.undoing import settle_thread, undo_run
 
 T = TypeVar("T")
 
@@ -172,8 +172,7 @@ async def existing(pool: Pool, owner: Owner, thread_id: UUID, run_ids: Sequence[
 async def delete(pool: Pool, owner: Owner, thread_id: UUID, run_id: UUID) -> Cancelled:
     """Remove a run with its checkpoints, states, journal and tool calls; one that is not over ends first.
 
-    The thread's status is then what its newest remaining state says; the run's descendants are cancelled. Returns whom to
-    tell: an executor may still work on the run, which is superseded. Raises NotFound.
+    The thread is then as if the run had never been; the run's descendants are cancelled. Returns whom to tell: an executor may still work on the run, which is superseded. Raises NotFound.
     """
     async with pool.connection() as connection, connection.transaction():
         if not await threads.lock(connection, owner, thread_id):
@@ -182,7 +181,7 @@ async def delete(pool: Pool, owner: Owner, thread_id: UUID, run_id: UUID) -> Can
         row = await cursor.fetchone()
         if row is None:
             raise NotFound(_MISSING)
-        cancelled = await cancel_on(connection, owner, [run_id], "interrupt")
+        cancelled = await cancel_on(connection, owner, [run_id], "rollback")
         if run_id in cancelled.stop:
             cursor = await connection.execute(
                 "select ready_pool, ready_count from end_run(%s, %s, %s, 'interrupted', null, %s)",
@@ -190,8 +189,7 @@ async def delete(pool: Pool, owner: Owner, thread_id: UUID, run_id: UUID) -> Can
             )
             for pool_name, count in ready_by_pool(await cursor.fetchall()).items():
                 cancelled.ready[pool_name] = cancelled.ready.get(pool_name, 0) + count
-        await connection.execute("select erase_run(%s, %s, %s)", (*owner, run_id))
-        await settle_thread(connection, owner, thread_id)
+        await undo_run(connection, RunKey(*owner, run_id))
         return cancelled.without([run_id])
 
 
@@ -211,45 +209,3 @@ async def forget_operation(pool: Pool, owner: Owner, thread_id: UUID, run_id: UU
             )
             if failed:
                 await settle_thread(connection, owner, thread_id)
-
-
-async def settle_thread(connection: AsyncConnection[Any], owner: Owner, thread_id: UUID) -> None:
-    """Put the thread's status and interrupts right after a run of it was undone, and drop blobs that no state names.
-
-    Does nothing while another run is active: its end will do it, and its writes may name a blob again.
-    """
-    scope = {"tenant": owner.tenant, "user_id": owner.user_id, "thread": str(thread_id)}
-    cursor = await connection.execute(
-        """select 1 from runs where tenant = %(tenant)s and user_id = %(user_id)s and thread_id = %(thread)s::uuid
-           and status in ('pending', 'running') limit 1""",
-        scope,
-    )
-    if await cursor.fetchone():
-        return
-    cursor = await connection.execute(
-        """select next::text, tasks::text from state_snapshots
-           where tenant = %(tenant)s and user_id = %(user_id)s and thread_id = %(thread)s and ns = ''
-           order by seq desc limit 1""",
-        scope,
-    )
-    newest = await cursor.fetchone()
-    following, tasks = map(orjson.loads, newest) if newest else ([], [])
-    interrupts = {task["id"]: task["interrupts"] for task in tasks if task.get("interrupts")}
-    await connection.execute(
-        """update threads set status = %(status)s, interrupts = %(interrupts)s::json, error = null,
-             updated_at = clock_timestamp(), state_updated_at = clock_timestamp()
-           where tenant = %(tenant)s and user_id = %(user_id)s and thread_id = %(thread)s::uuid""",
-        {
-            **scope,
-            "status": "interrupted" if following else "idle",
-            "interrupts": orjson.dumps(interrupts).decode(),
-        },
-    )
-    await connection.execute(
-        """delete from state_blobs b where tenant = %(tenant)s and user_id = %(user_id)s and thread_id = %(thread)s
-           and not exists (
-             select 1 from state_snapshots s, json_each_text(s.refs) r
-             where s.tenant = %(tenant)s and s.user_id = %(user_id)s and s.thread_id = %(thread)s
-               and r.value = encode(b.hash, 'hex'))""",
-        scope,
-    )

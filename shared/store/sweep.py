@@ -38,9 +38,9 @@ from sandfleet.shared.store.expiry import (
 )
 from sandfleet.shared.store.placements import could_ever_fit, give_room, waiting_for_room
 from sandfleet.shared.store.ready import ReadyRuns, ready_by_pool
-from sandfleet.shared.store.runs import settle_thread
 from sandfleet.shared.store.suspects import deaths_that_end
 from sandfleet.shared.store.threads import lock
+from sandfleet.shared.store.undoing import undo_run
 
 _log = logging.getLogger(__name__)
 
@@ -264,8 +264,7 @@ async def _end(
     rows = await cursor.fetchall()
     report.ready.extend([(pool, count) for pool, count, _ in rows])
     if cancel_action == "rollback":
-        await connection.execute("select erase_run(%s, %s, %s)", key)
-        await settle_thread(connection, key.owner, thread_id)
+        await undo_run(connection, key)
         return []
     return [EndedRun(key.run_id, rows[0][2], error)]
 

@@ -1,4 +1,7 @@
-"""Does not stop when it is cancelled: swallows ``times`` cancellations, or all of them until the file ``until`` exists."""
+"""Does not stop when it is cancelled: swallows ``times`` cancellations, or all of them until the file ``until`` exists.
+
+``padding`` is state that is large, if asked for.
+"""
 
 import asyncio
 from pathlib import Path
@@ -11,6 +14,7 @@ class State(TypedDict, total=False):
     times: int
     until: str
     swallowed: int
+    padding: str
 
 
 async def resist(state: State) -> State:
