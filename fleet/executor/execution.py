@@ -18,6 +18,7 @@ from langgraph.types import StateSnapshot
 from psycopg_pool import PoolTimeout
 
 from sandfleet.fleet.executor import run_spans
+from sandfleet.fleet.executor.commands import input_of_attempt
 from sandfleet.fleet.executor.failure_stage import Stage, of_graph_error
 from sandfleet.fleet.executor.fenced_writer import FencedWriter
 from sandfleet.fleet.executor.finisher import Finisher
@@ -31,7 +32,6 @@ from sandfleet.fleet.executor.placement import Placement
 from sandfleet.fleet.executor.publisher import Publisher, RunStream
 from sandfleet.fleet.executor.run_request import (
     build_config,
-    build_input,
     durability,
     graph_modes,
     head_config,
@@ -269,7 +269,7 @@ class Execution:
         if kept:
             self._saver.pair_with_states(str(run.thread_id))
         events = graph.astream(
-            build_input(run),
+            await input_of_attempt(run, self._saver, graph, config),
             config,
             context=run.kwargs.get("context"),
             stream_mode=cast(Any, list(modes | {"checkpoints"} if kept else modes)),

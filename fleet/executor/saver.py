@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import orjson
 import psycopg
 from langchain_core.runnables import RunnableConfig
+from langgraph._internal._constants import NULL_TASK_ID
 from langgraph.checkpoint.base import (
     WRITES_IDX_MAP,
     ChannelVersions,
@@ -23,7 +24,7 @@ from langgraph.checkpoint.base import (
     writes_sort_key,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from langgraph.checkpoint.serde.types import ERROR
+from langgraph.checkpoint.serde.types import ERROR, RESUME
 from psycopg import AsyncConnection
 from psycopg_pool import PoolTimeout
 
@@ -51,7 +52,9 @@ _REMEMBERED_NAMESPACES = 64
 _PAGE = 50
 _PAUSE_S = 0.5
 _COLUMNS = {"thread_id": "thread_id", "checkpoint_ns": "ns", "checkpoint_id": "checkpoint_id"}
-_SELECT = """
+# An answer that names no question waits here, by no task, for the first one that asks; LangGraph leaves it here. Once a
+# task of the same run has stored an answer it is spent: loaded again, it would answer the next question, too.
+_SELECT = f"""
 select c.seq, c.thread_id, c.ns, c.checkpoint_id, c.parent_id, c.metadata, c.blobs, c.type, c.body,
        w.task_ids, w.paths, w.slots, w.types, w.bodies, b.channels, b.types, b.bodies
 from checkpoints c
@@ -60,7 +63,9 @@ left join lateral (
          array_agg(body) bodies
   from checkpoint_writes w
   where w.tenant = c.tenant and w.user_id = c.user_id and w.thread_id = c.thread_id and w.ns = c.ns
-    and w.checkpoint_id = c.checkpoint_id) w on true
+    and w.checkpoint_id = c.checkpoint_id and not (w.task_id = '{NULL_TASK_ID}' and w.slot = {WRITES_IDX_MAP[RESUME]} and exists (
+      select 1 from checkpoint_writes a where a.tenant = w.tenant and a.user_id = w.user_id and a.thread_id = w.thread_id
+        and a.run_id = w.run_id and a.slot = {WRITES_IDX_MAP[RESUME]} and a.task_id <> '{NULL_TASK_ID}'))) w on true
 left join lateral (
   select array_agg(b.channel) channels, array_agg(b.type) types, array_agg(b.body) bodies
   from json_each_text(c.blobs) named
@@ -260,6 +265,16 @@ class FencedSaver(BlockingSaver):
                 raise
             # Readers can do without the state, the run not without its checkpoint.
             await self._write_checkpoint(checkpoints)
+
+    async def has_stored_command(self, thread_id: str) -> bool:
+        """Whether this run has stored what it was told beside its input, for LangGraph to go on from."""
+        assert self._fence is not None
+        found = await self._rows(
+            b"select 1 from checkpoint_writes where tenant = %s and user_id = %s and thread_id = %s and ns = ''"
+            b" and task_id = %s and run_id = %s limit 1",
+            [*self._owner, thread_id, NULL_TASK_ID, self._fence.key.run_id],
+        )
+        return bool(found)
 
     def take_writes(self, ns: str, checkpoint_id: str) -> dict[str, list[tuple[str, Any]]]:
         """What the tasks of a checkpoint have written through this saver, (channel, value) by task; once."""

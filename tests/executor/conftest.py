@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from langgraph.pregel import Pregel
@@ -48,9 +49,11 @@ class Executor:
         self.placement = Placement(settings, world.pool, read_templates(settings))
         self._beginning = asyncio.Lock()
 
-    async def claim(self, graph: Any, *, attempt: int = 1, **kwargs: Any) -> Execution:
-        """A new run of ``graph``, claimed for its ``attempt``."""
-        key = await self.world.run()
+    async def claim(
+        self, graph: Any, *, attempt: int = 1, thread_id: UUID | None = None, **kwargs: Any
+    ) -> Execution:
+        """A new run of ``graph``, claimed for its ``attempt``, on a new thread unless one is named."""
+        key = await self.world.run(thread_id)
         async with self.world.pool.connection() as connection:
             await connection.execute(
                 "update runs set attempt = %s where run_id = %s", (attempt - 1, key.run_id)

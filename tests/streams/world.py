@@ -7,6 +7,7 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
+from uuid import UUID
 
 from redis.asyncio import Redis
 
@@ -41,8 +42,8 @@ class World:
     hub: Hub
     streams: list[RunStream] = field(default_factory=list)
 
-    async def run(self) -> RunKey:
-        """A new run that is ready to be claimed."""
+    async def run(self, thread_id: UUID | None = None) -> RunKey:
+        """A new run that is ready to be claimed, on a new thread unless one is named."""
         key = RunKey(TENANT, USER, new_id())
         async with self.pool.connection() as connection:
             await connection.execute(
@@ -52,7 +53,7 @@ class World:
             await connection.execute(
                 "select * from submit_run(%s, %s, %s, %s, true, false, %s, 'graph', 'run', 'default', 1::smallint,"
                 " 'enqueue', '{}', '{}', '{}', 0, 60, null, null, null, 60)",
-                (TENANT, USER, key.run_id, new_id(), new_id()),
+                (TENANT, USER, key.run_id, thread_id or new_id(), new_id()),
             )
         return key
 

@@ -47,6 +47,34 @@ async def test_a_run_outlives_its_executor(client, query, stack, tmp_path, numbe
     assert events[-1].event == "end"
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_an_answer_answers_no_other_question_after_a_takeover(client, query, stack, tmp_path, number):
+    """Red when a successor is given the answer that its predecessor's graph has taken: what was approved first would
+    approve what comes second, and nobody would be asked."""
+    hold = tmp_path / "hold"
+    thread = await client.threads.create()
+    await client.runs.wait(thread["thread_id"], "nested_questions", input={"hold": str(hold)})
+    run = await client.runs.create(thread["thread_id"], "nested_questions", command={"resume": "yes"})
+
+    async def taken_over():
+        return await query(
+            "select 1 from runs where run_id = %s and attempt > 1 and status = 'running'", run["run_id"]
+        )
+
+    await eventually((tmp_path / "hold.held").exists, what="the first answer taken")
+    for name in [name for name in stack.info.processes if name.startswith("executor")]:
+        await stack.kill(name, number)
+        await stack.restart(name)
+    await eventually(taken_over, 120, "a living executor")
+    hold.touch()
+    await client.runs.join(thread["thread_id"], run["run_id"])
+    interrupted = await client.threads.get(thread["thread_id"])
+    assert interrupted["status"] == "interrupted"
+    assert [each["value"] for task in interrupted["interrupts"].values() for each in task] == ["second?"]
+    values = await client.runs.wait(thread["thread_id"], "nested_questions", command={"resume": "no"})
+    assert values["answers"] == ["yes", "no"]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("lost", [False, True], ids=["sandbox alive", "sandbox lost"])
 async def test_an_interrupt_keeps_the_files_of_a_sandbox_that_only_an_earlier_attempt_used(
