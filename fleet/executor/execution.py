@@ -20,7 +20,7 @@ from psycopg_pool import PoolTimeout
 from sandfleet.fleet.executor import run_spans
 from sandfleet.fleet.executor.commands import input_of_attempt
 from sandfleet.fleet.executor.failure_stage import Stage, of_graph_error
-from sandfleet.fleet.executor.fenced_writer import FencedWriter
+from sandfleet.fleet.executor.fenced_writer import ExecutorStopped, FencedWriter
 from sandfleet.fleet.executor.finisher import Finisher
 from sandfleet.fleet.executor.intercept_tools import LEDGER_KEY, current_ledger
 from sandfleet.fleet.executor.lease import Lease
@@ -47,7 +47,7 @@ from sandfleet.fleet.sandbox.run_sandbox import RunSandbox, current_sandbox
 from sandfleet.fleet.tools import running_call
 from sandfleet.shared import logs, tracing
 from sandfleet.shared.db.pool import Pool
-from sandfleet.shared.errors import SandboxError, SandfleetError
+from sandfleet.shared.errors import SandboxError, SandfleetError, Superseded
 from sandfleet.shared.json_text import to_json
 from sandfleet.shared.sandbox_token import sign
 from sandfleet.shared.settings import Settings
@@ -252,8 +252,8 @@ class Execution:
             if self._stop is not None:
                 return self._broken_off()
             if _is_ours(error):
-                # What we owe the graph failed, not the graph. Another attempt has the run already, or goes on from the newest
-                # checkpoint when the lease runs out, which counts as a death. What the graph still does is not wanted.
+                # Another attempt has the run already, or goes on from the newest checkpoint when the lease runs out. What the
+                # graph still does is not wanted.
                 self._stop = Stop.SUPERSEDED
                 _log.warning("run given up by this attempt: %s", error.code, extra=self._ids())
                 return None
@@ -489,9 +489,9 @@ class Execution:
 
 
 def _is_ours(error: BaseException) -> TypeGuard[SandfleetError]:
-    """Whether what we owe a graph failed. A sandbox that refuses or is lost is the graph's to handle, like a file that is
-    not there; a lost lease, also where the sandbox's host was the first to know, is never a SandboxError."""
-    return isinstance(error, SandfleetError) and not isinstance(error, SandboxError)
+    """Whether this attempt is over, and not the run: the lease is lost, also where a sandbox's host was the first to know,
+    or the executor stops. Whatever else is raised ends the run: the next attempt would come to the same."""
+    return isinstance(error, Superseded | ExecutorStopped)
 
 
 async def _undisturbed(work: Coroutine[Any, Any, T]) -> T:

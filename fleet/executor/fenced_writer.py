@@ -36,6 +36,10 @@ class RowRefused(SandfleetError):
     status = 500
 
 
+class ExecutorStopped(Unavailable):
+    """The executor stopped before this was written; another one goes on from what was."""
+
+
 class _Item(NamedTuple):
     who: Fence | Owner
     rows: Sequence[Row]
@@ -77,7 +81,7 @@ class FencedWriter:
         self._task = asyncio.create_task(self._run(), name="fenced-writer")
 
     async def stop(self, deadline_s: float = 5.0) -> None:
-        """Write what is pending, for at most ``deadline_s``, and close. What is left then fails with Unavailable."""
+        """Write what is pending, for at most ``deadline_s``, and close. What is left then fails with ExecutorStopped."""
         self._stopping = True
         self._wake.set()
         if self._task is not None:
@@ -94,7 +98,7 @@ class FencedWriter:
         """Queue rows of one run; never blocks. Rows under a bare Owner are written without a fence.
 
         The future ends when they are committed, or fails with Superseded (none of them is written), RowRefused or
-        Unavailable (the writer was stopped). Submissions are committed in order, each as a whole. Nobody has to await
+        ExecutorStopped. Submissions are committed in order, each as a whole. Nobody has to await
         the future, and cancelling it takes nothing back.
         """
         done: asyncio.Future[None] = self.loop.create_future()
@@ -246,8 +250,8 @@ def _refusal(error: Exception) -> RowRefused:
     return RowRefused(f"PostgreSQL cannot hold a value of this write ({_kind_of(error)}).")
 
 
-def _stopped() -> Unavailable:
-    return Unavailable("The executor stopped before this was written.")
+def _stopped() -> ExecutorStopped:
+    return ExecutorStopped("The executor stopped before this was written.")
 
 
 def _fail(item: _Item, error: Exception) -> None:

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import uvloop
 
-from sandfleet.fleet.executor.fenced_writer import FencedWriter
+from sandfleet.fleet.executor.fenced_writer import ExecutorStopped, FencedWriter
 from sandfleet.fleet.executor.session import Session
 from sandfleet.shared.db.pool import Pool
-from sandfleet.shared.errors import Unavailable
 
 T = TypeVar("T")
 
@@ -67,7 +66,7 @@ class LedgerLinks:
     def _elsewhere(self, work: Work[T]) -> "Future[T]":
         with self._lock:
             if self._closed:
-                raise Unavailable("The executor has stopped.")
+                raise ExecutorStopped("The executor has stopped.")
             if self._loop is None:
                 self._start()
             assert self._loop is not None

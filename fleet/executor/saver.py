@@ -138,7 +138,7 @@ class FencedSaver(BlockingSaver):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Store a checkpoint; returns when it is committed, unless it waits for its state. Raises Superseded, RowRefused
-        or Unavailable."""
+        or ExecutorStopped."""
         configurable = config["configurable"]
         thread_id, ns = str(configurable["thread_id"]), configurable.get("checkpoint_ns", "")
         checkpoint_id, parent_id = checkpoint["id"], configurable.get("checkpoint_id")

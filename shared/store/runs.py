@@ -6,7 +6,6 @@ from datetime import datetime
 from typing import Any, TypeVar
 from uuid import UUID
 
-from psycopg import AsyncConnection
 from psycopg.rows import class_row
 
 from sandfleet.shared.db.pool import Pool

@@ -110,7 +110,9 @@ class Executor:
         interrupts: dict[str, Any] | None = None,
         rollback: bool = False,
     ) -> None:
-        """End the run; ``seq`` is the number of its next event."""
+        """End the run; ``seq`` is the number of its next event. An update that fails leaves its thread as it was."""
+        if error is not None:
+            thread_status = "error" if run.kind == "run" else None
         events: list[tuple[int, str, str]] = []
         if error is not None:
             events.append((seq, "error", json.dumps(error)))
@@ -123,8 +125,8 @@ class Executor:
                 events=json.dumps(events),
                 error=json.dumps(error) if error else None,
                 output=json.dumps(output or {"checkpoint_id": None, "interrupts": {}}),
-                thread_status="error" if error else thread_status,
-                interrupts=json.dumps(interrupts or {}),
+                thread_status=thread_status,
+                interrupts=None if thread_status is None else json.dumps(interrupts or {}),
                 rollback=rollback,
             ),
         )

@@ -18,7 +18,7 @@ from sandfleet.fleet.executor.fenced_rows import (
     SnapshotRow,
     StateBlobRow,
 )
-from sandfleet.fleet.executor.fenced_writer import FencedWriter, RowRefused
+from sandfleet.fleet.executor.fenced_writer import ExecutorStopped, FencedWriter, RowRefused
 from sandfleet.shared.errors import Unavailable
 from sandfleet.shared.ids import Fence, Owner
 from tests.checkpoints.conftest import OWNER, StartRun, count
@@ -218,7 +218,7 @@ async def test_stopping_ends_without_a_database(unused_tcp_port: int) -> None:
     await writer.stop(deadline_s=0.2)
     assert time.monotonic() - begun < 30
     results = await asyncio.gather(*futures, return_exceptions=True)
-    assert [type(result) for result in results] == [Unavailable] * 3
+    assert [type(result) for result in results] == [ExecutorStopped] * 3
 
 
 async def test_a_cancelled_wait_takes_nothing_back(

@@ -1,6 +1,5 @@
 """What a run is told by a command takes effect once, however many attempts it needs."""
 
-import asyncio
 from collections.abc import Callable
 from operator import add
 from typing import Annotated, Any, TypedDict
@@ -126,9 +125,7 @@ async def test_an_answer_that_a_task_has_taken_is_not_given_to_its_next_question
         return await succeeded(self, graph)
 
     monkeypatch.setattr(Execution, "_succeeded", dying)
-    answered = await through_a_death(
-        executor, graph, command={"resume": 1}, thread_id=asking.run.thread_id
-    )
+    answered = await through_a_death(executor, graph, command={"resume": 1}, thread_id=asking.run.thread_id)
     assert list(await open_questions(executor, answered)) == ["second?"]
 
 

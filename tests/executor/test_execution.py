@@ -15,7 +15,7 @@ from langgraph.types import Command
 
 from sandfleet.fleet.executor import execution as execution_module
 from sandfleet.fleet.executor.fenced_rows import CheckpointRow, SnapshotRow
-from sandfleet.fleet.executor.fenced_writer import FencedWriter
+from sandfleet.fleet.executor.fenced_writer import ExecutorStopped, FencedWriter
 from sandfleet.fleet.executor.finisher import Finisher
 from sandfleet.fleet.executor.metrics import ExecutorMetrics
 from sandfleet.fleet.executor.node_tasks import cancel_until_ended
@@ -23,7 +23,7 @@ from sandfleet.fleet.executor.publisher import Publisher, RunStream
 from sandfleet.fleet.executor.run_request import build_config, build_input, head_config
 from sandfleet.fleet.sandbox.errors import OperationRefused, StaleAttempt
 from sandfleet.fleet.sandbox.run_sandbox import RunSandbox, current_sandbox
-from sandfleet.shared.errors import SandfleetError, Superseded
+from sandfleet.shared.errors import Conflict, SandfleetError, Superseded, Unavailable
 from sandfleet.shared.ids import Fence, Owner
 from sandfleet.shared.store.claims import renew
 from sandfleet.shared.streams.entry import FIELD, decode, stream_key
@@ -299,12 +299,12 @@ async def test_what_a_graph_does_not_handle_of_its_sandbox_is_its_error(
     [
         Superseded("Another attempt came first."),
         StaleAttempt("A later attempt has come."),
-        SandfleetError("A channel is lost."),
+        ExecutorStopped("The executor stopped before this was written."),
     ],
-    ids=["superseded", "superseded at the sandbox", "a fault of ours"],
+    ids=["superseded", "superseded at the sandbox", "stopped"],
 )
 async def test_what_we_owe_a_graph_is_never_its_error(executor: Executor, error: Exception) -> None:
-    """Red when the refusal of a superseded attempt, or a fault of ours, ends the run as the graph's error; and when the
+    """Red when the refusal of a superseded attempt, or of an executor that stops, ends the run as the graph's error; and when the
     execution does not count as stopped, so that nodes which swallow their cancellation are left to go on."""
 
     async def fails(state: State) -> State:
@@ -315,6 +315,36 @@ async def test_what_we_owe_a_graph_is_never_its_error(executor: Executor, error:
     assert not ended.hand_over
     assert execution.stopped
     assert (await executor.stored(execution.run.fence.key))[:2] == ("running", None)
+
+
+async def test_a_write_that_is_refused_for_good_ends_the_run(executor: Executor) -> None:
+    """PostgreSQL has no U+0000 in texts. Red when it counts as a lost lease: each attempt would take the steps anew and be
+    refused again, until the run is called poison and its graph a crashing one."""
+    builder = StateGraph(State)
+    builder.add_node("a\0b", step)
+    builder.add_edge(START, "a\0b")
+    execution = await executor.claim(builder.compile())
+    await execution.execute()
+    status, error, _ = await executor.stored(execution.run.fence.key)
+    assert (status, error["error"]) == ("error", "RowRefused")
+
+
+@pytest.mark.parametrize(
+    "error", [Conflict("It is there."), Unavailable("It is not there."), SandfleetError("It is.")]
+)
+async def test_an_error_of_our_classes_is_the_graphs_own_if_it_raised_it(
+    executor: Executor, error: SandfleetError
+) -> None:
+    """A graph may use the library, or a client of another deployment. Red when all but a sandbox's errors count as a lost
+    lease."""
+
+    async def fails(state: State) -> State:
+        raise error
+
+    execution = await executor.claim(graph_of(fails))
+    await execution.execute()
+    status, stored, _ = await executor.stored(execution.run.fence.key)
+    assert (status, stored) == ("error", {"error": type(error).__name__, "message": error.message})
 
 
 async def test_watchers_of_a_run_that_was_taken_over_learn_so_before_its_work_begins(
@@ -374,7 +404,7 @@ async def test_a_successor_goes_on_from_the_checkpoint_and_not_from_the_input(ex
     async def node(state: State) -> State:
         seen.append(state["done"])
         if len(seen) == 2:
-            raise SandfleetError("This attempt is lost.")
+            raise Superseded("This attempt is lost.")
         return await step(state)
 
     graph = graph_of(node, steps=3)

@@ -25,7 +25,8 @@ class Thread:
         """A new run of the thread, claimed."""
         key = RunKey(*OWNER, new_id())
         await submit(
-            self.pool, Submission(key, self.id, graph_assistant_id("g"), "g", "default", "{}", create_thread=True)
+            self.pool,
+            Submission(key, self.id, graph_assistant_id("g"), "g", "default", "{}", create_thread=True),
         )
         (run,) = await claim(self.connection, "default", "me", 60.0, 1, longest_waiting=False, poison_limit=5)
         assert run.fence.key == key
@@ -41,7 +42,13 @@ class Thread:
                 values (%(tenant)s, %(user_id)s, %(thread)s, '', 'c', %(task)s, -3, '', 'json', %(body)s{values})
                 on conflict (tenant, user_id, thread_id, ns, checkpoint_id, task_id, slot)
                 do update set path = excluded.path, type = excluded.type, body = excluded.body{also}""",
-            {**OWNER._asdict(), "thread": str(self.id), "task": task, "body": body.encode(), "run_id": run_id},
+            {
+                **OWNER._asdict(),
+                "thread": str(self.id),
+                "task": task,
+                "body": body.encode(),
+                "run_id": run_id,
+            },
         )
 
     async def checkpoint(self, fence):
