@@ -209,7 +209,7 @@ class Executor:
                 await self._responsive()
             self._claim_now.clear()
             try:
-                while (free := self._settings.slots - len(self._held)) > 0:
+                while (free := self._free()) > 0:
                     # Not cancelled by a drain: runs whose claim is committed must not be forgotten.
                     self._claiming = asyncio.create_task(self._claim(free))
                     if not await asyncio.shield(self._claiming):
@@ -222,6 +222,13 @@ class Executor:
                 await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
                 self._claim_now.set()
             self._keeper.settle_soon()
+
+    def _free(self) -> int:
+        """Slots for further runs. A suspect that was lost here may kill this process as long as its graph has not ended:
+        the next one would be blamed for it."""
+        if self._suspects and not self._held.all_ours():
+            return 0
+        return self._settings.slots - len(self._held)
 
     async def _claim(self, free: int) -> bool:
         """Claim once; true if there may be more to claim."""

@@ -85,6 +85,11 @@ class HeldRuns:
         """The runs that have a slot here."""
         return list(self._runs)
 
+    def all_ours(self) -> bool:
+        """Whether each graph that is at work here has a lease: none was lost, or may have run out unnoticed."""
+        now = time.monotonic()
+        return all(not held.lease.superseded and now < held.lease.deadline for held in self._runs.values())
+
     def add(self, run: ClaimedRun, deadline: float) -> None:
         """Begin a claimed run, whose lease holds until ``deadline`` on the monotonic clock."""
         held = _Held(run, Lease(deadline))

@@ -138,7 +138,9 @@ class Faults:
         armed = self._points / point
         if armed.exists():
             return False
-        armed.write_text("stop")
+        ready = self._points / f".{point}"
+        ready.write_text("stop")
+        ready.rename(armed)  # no process may find it empty
         try:
             while armed.exists():
                 await asyncio.sleep(0.05)

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, LiteralString
 from unittest.mock import patch
@@ -28,13 +28,19 @@ __all__ = ["pool"]
 
 @asynccontextmanager
 async def executing(
-    database: str, redis_url: str, slots: int, node: Any = step, drain_grace_s: float = 0.0
+    database: str,
+    redis_url: str,
+    slots: int,
+    node: Any = step,
+    drain_grace_s: float = 0.0,
+    suspects: str | None = None,
 ) -> AsyncIterator[Executor]:
     """An executor of this process, which has no queue and tops none up."""
     async with Redis.from_url(redis_url) as redis:
         await redis.flushdb()  # an executor that leaves rings
     settings = Settings(database_url=database, redis_url=redis_url, slots=slots, drain_grace_s=drain_grace_s)
-    made = Executor(settings, {"g": Graph("g", graph_of(node))}, read_templates(settings))
+    graphs = {"g": Graph("g", graph_of(node))}
+    made = Executor(settings, graphs, read_templates(settings), suspects=suspects)
     with patch.object(control, "TOP_UP_EVERY_S", 3600.0):
         running = asyncio.create_task(made.run())
         try:
@@ -161,3 +167,42 @@ async def test_an_executor_that_drains_says_so_while_its_runs_go_on(
             finally:
                 let_go.set()
             await eventually(lambda: all_ended(pool), what="the runs' end")
+
+
+async def test_no_suspect_is_begun_beside_the_graph_of_one_that_was_lost(
+    pool: Pool, database: str, redis_url: str
+) -> None:
+    """Its lease ran out while the process was frozen, say, and it goes on in a process that has others: if it kills that, the
+    one beside it must not be blamed. Red when lost runs do not count."""
+    began, go_on = threading.Event(), threading.Event()
+
+    async def does_not_stop(state: State) -> State:
+        began.set()
+        while not go_on.is_set():
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+        return await step(state)
+
+    async def submit_suspect() -> None:
+        await submit(pool, replace(submission("flood", new_id()), kwargs='{"input": {}}'))
+        await number(
+            pool,
+            "with u as (update runs set deaths = 4 where attempt = 0 returning 1) select count(*) from u",
+        )
+
+    await submit_suspect()
+    async with executing(database, redis_url, slots=8, node=does_not_stop, suspects="own") as executor:
+        await eventually(began.is_set, what="the first one's begin")
+        lost = "with u as (update runs set attempt = attempt + 1, lease_owner = 'other' returning 1) select count(*) from u"
+        assert await number(pool, lost) == 1
+        await eventually(lambda: not executor._held.all_ours(), what="the executor's knowledge of the loss")
+        await submit_suspect()
+        for _ in range(10):
+            executor._claim_now.set()
+            await eventually(lambda: not executor._claim_now.is_set(), what="a look for the next one")
+        assert await number(pool, "select count(*) from runs where attempt = 0") == 1
+        go_on.set()
+        await eventually(
+            lambda: number(pool, "select count(*) from runs where status = 'success'"),
+            what="the next one's end",
+        )
