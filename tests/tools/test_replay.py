@@ -72,20 +72,6 @@ async def test_an_idempotent_tool_is_called_again_with_the_same_key(runs, lines,
     assert await runs.rows("status", "attempt") == [("finished", 3)]
 
 
-async def test_a_second_loss_changes_nothing(runs, lines):
-    """Red when an orphaned call is forgotten by the attempt after the next, or counts as one that has taken effect."""
-    await runs.begin(input=steps(lines, [("append", "a")]))
-    with pytest.raises(Broken):
-        await runs.attempt(graph, breaks_at="tool.effect_done")
-    with pytest.raises(Broken):  # the orphan's error message is in no checkpoint
-        await runs.attempt(graph, breaks_at="tool.before_ledger")
-    values = await runs.attempt(graph)
-    assert lines.read_text() == "a\n"
-    ((status, content),) = values["results"]
-    assert status == "error"
-    assert "may or may not have taken effect" in content
-
-
 @pytest.mark.parametrize("tool", TOOLS)
 @pytest.mark.parametrize("nth", [1, 2, 3])
 async def test_repeated_ids_are_told_apart(runs, lines, tool, nth):

@@ -205,6 +205,48 @@ async def test_a_nodes_own_call_that_was_broken_off_raises(runs: Runs, lines: Pa
     assert lines.read_text() == "a\n"
 
 
+async def test_a_second_loss_changes_nothing(runs: Runs, lines: Path) -> None:
+    """Red when an orphaned call is made again by the attempt after the next, or counts as one that has taken effect."""
+
+    async def node(state: State) -> State:
+        try:
+            told = await later.ainvoke({"path": state["path"], "line": "a"})
+        except CallOrphaned as orphaned:
+            told = str(orphaned)
+        return {"results": [told, await later.ainvoke({"path": state["path"], "line": "b"})]}
+
+    graph = one_node(node)
+    await runs.begin(input={"path": str(lines)})
+    with pytest.raises(Broken):
+        await runs.attempt(graph, breaks_at="tool.effect_done")
+    with pytest.raises(Broken):  # what the node was told of the first call is in no checkpoint
+        await runs.attempt(graph, breaks_at="tool.before_ledger", nth=2)
+    assert await runs.rows() == [("later", "orphaned")]
+    values = await runs.attempt(graph)
+    assert "may or may not have taken effect" in values["results"][0]
+    assert lines.read_text() == "a\nb\n"
+
+
+async def test_equal_calls_of_two_nodes_are_two(runs: Runs, lines: Path) -> None:
+    """Red when the task is left out of a call's identity: the second node would get the result of the first one's call."""
+
+    async def node(state: State) -> State:
+        return {"results": [await later.ainvoke({"path": state["path"], "line": "a"})]}
+
+    builder = StateGraph(State)
+    for name in ("first", "second"):
+        builder.add_node(name, node)
+    builder.add_edge(START, "first")
+    builder.add_edge("first", "second")
+    builder.add_edge("second", END)
+    graph = builder.compile()
+    await runs.begin(input={"path": str(lines)})
+    with pytest.raises(Broken):
+        await runs.attempt(graph, breaks_at="tool.before_ledger", nth=2)
+    await runs.attempt(graph)
+    assert lines.read_text() == "a\na\n"
+
+
 @pytest.mark.parametrize("in_message", [False, True], ids=["call", "message"])
 async def test_a_node_that_asks_for_something_else_after_a_loss_is_told_of_the_doubt(
     runs: Runs, lines: Path, in_message: bool
