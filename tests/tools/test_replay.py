@@ -75,8 +75,8 @@ async def test_an_idempotent_tool_is_called_again_with_the_same_key(runs, lines,
 @pytest.mark.parametrize("tool", TOOLS)
 @pytest.mark.parametrize("nth", [1, 2, 3])
 async def test_repeated_ids_are_told_apart(runs, lines, tool, nth):
-    """Two messages, three calls, all of them `call_1`. Red when a call's identity leaves out its task: a
-    call would get another's result."""
+    """Two messages, three calls, all of them `call_1`. Red when a call would get another's result: when neither task nor
+    message nor place tells them apart. Each of them has a test of its own in test_seams.py."""
     await runs.begin(input=steps(lines, [(tool, "a"), (tool, "b")], [(tool, "c")]))
     with pytest.raises(Broken):
         await runs.attempt(graph, breaks_at="tool.recorded", nth=nth)
