@@ -89,7 +89,7 @@ async def check(
     settings: Settings, docker_host: str | None, label: str, newest: int | None = NEWEST
 ) -> Report:
     """Check a deployment, as far as its parts answer. ``docker_host`` is an engine whose containers with ``label`` are its
-    sandboxes; ``newest`` bounds the ended runs that are looked at (None: all)."""
+    sandboxes (None: what hosts say of themselves must do); ``newest`` bounds the ended runs that are looked at (None: all)."""
     report = Report([])
     ready: dict[str, int] | None = None
     async with (

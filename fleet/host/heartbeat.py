@@ -21,15 +21,15 @@ _ANSWER_TIMEOUT_S = 10.0
 
 _BEAT: LiteralString = """
     insert into hosts (host_id, instance, address, remote, backend, room, sandboxes, memory, pids, most, memory_taken,
-                       pids_taken, draining, templates, machine, folder)
+                       pids_taken, draining, templates, machine, folder, held)
     values (%(host_id)s, %(instance)s, %(address)s, %(remote)s, %(backend)s, %(room)s, %(sandboxes)s, %(memory)s, %(pids)s,
-            %(most)s, %(memory_taken)s, %(pids_taken)s, %(draining)s, %(templates)s, %(machine)s, %(folder)s)
+            %(most)s, %(memory_taken)s, %(pids_taken)s, %(draining)s, %(templates)s, %(machine)s, %(folder)s, %(held)s)
     on conflict (host_id) do update set
         instance = excluded.instance, address = excluded.address, remote = excluded.remote, backend = excluded.backend,
         room = excluded.room, sandboxes = excluded.sandboxes, memory = excluded.memory, pids = excluded.pids,
         most = excluded.most, memory_taken = excluded.memory_taken, pids_taken = excluded.pids_taken,
         draining = excluded.draining, templates = excluded.templates, machine = excluded.machine,
-        folder = excluded.folder, heartbeat_at = clock_timestamp()
+        folder = excluded.folder, held = excluded.held, heartbeat_at = clock_timestamp()
     returning extract(epoch from clock_timestamp())::float8, (select deployment_id::text from deployment)
 """
 # Whose sandboxes nobody needs here: what is over, and what has gone on on another host while this one was silent.
@@ -126,6 +126,7 @@ class Heartbeat:
             "pids_taken": taken.pids,
             "draining": self._registry.draining,
             "templates": Jsonb(self._registry.offers()),
+            "held": Jsonb([[k.tenant, k.user_id, str(k.run_id)] for k in self._registry.all_keys()]),
         }
         row = await (await self._connection.execute(_BEAT, values)).fetchone()
         assert row is not None

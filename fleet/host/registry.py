@@ -130,6 +130,10 @@ class Registry:
         """Runs that have a sandbox here."""
         return [*self._sandboxes, *self._creating]
 
+    def all_keys(self) -> list[RunKey]:
+        """Those, and the runs whose sandbox is being removed."""
+        return [*self.keys(), *(sandbox.key for sandbox in self._doomed if sandbox.key is not None)]
+
     def admit(self, fence: Fence) -> None:
         """Note that this attempt spoke. StaleAttempt if a later one did before; what runs for earlier ones is killed."""
         if self._attempts.admit(fence) and (sandbox := self._sandboxes.get(fence.key)):

@@ -142,6 +142,12 @@ _RULES = {
            left join sandboxes s on s.tenant = p.tenant and s.user_id = p.user_id and s.sandbox_id = p.run_id
            where s.sandbox_id is null and (r.run_id is null or r.status not in ('pending', 'running'))""",
     ),
+    "sandbox of a run that is over": (
+        "",
+        """select r.run_id, 'on ' || h.host_id from hosts h cross join lateral jsonb_array_elements(h.held) x (of)
+           join runs r on r.tenant = x.of->>0 and r.user_id = x.of->>1 and r.run_id = (x.of->>2)::uuid
+           where r.finished_at < h.heartbeat_at - make_interval(secs => %(gone_s)s)""",
+    ),
     "sandbox beyond its time": (
         "",
         f"select sandbox_id, 'nobody has removed it' from sandboxes where expires_at < {_IN_TIME}",

@@ -166,6 +166,14 @@ SEEDS = [
         f" {OF}",
     ),
     (
+        "sandbox of a run that is over",
+        "ended",
+        f"update runs set finished_at = clock_timestamp() - interval '61 s' {OF};"
+        " insert into hosts (host_id, instance, address, backend, room, sandboxes, memory, pids, most, memory_taken,"
+        " pids_taken, draining, held) select 'h', 'i', '', 'docker', 1, 0, 1, 1, 1, 0, 0, false,"
+        f" jsonb_build_array(jsonb_build_array(tenant, user_id, run_id)) from runs {OF}",
+    ),
+    (
         "sandbox beyond its time",
         "00000000-0000-7000-8000-000000000001",
         "insert into sandboxes (tenant, user_id, sandbox_id, template, metadata, expires_at) values ('a', 'u',"
@@ -244,6 +252,24 @@ async def test_a_silent_host_that_may_have_left_sandboxes_is_kept_for_a_day(runs
     )
     (found,) = (await check_runs(connection)).violations
     assert (found.rule, found.id) == ("sandbox host that is gone", "25 hours")
+
+
+async def test_a_host_has_a_minute_to_remove_the_sandbox_of_a_run_that_is_over(runs):
+    """What it had at its last beat counts, however long that is ago. Red when the clock of now counts."""
+    connection, ids = runs
+    await connection.execute(
+        """insert into hosts (host_id, instance, address, backend, room, sandboxes, memory, pids, most, memory_taken,
+             pids_taken, draining, machine, folder, held, heartbeat_at)
+           select 'h', 'i', '', 'docker', 1, 1, 1, 1, 1, 0, 0, false, 'm', '/h',
+             jsonb_build_array(jsonb_build_array(tenant, user_id, run_id)), clock_timestamp() - interval '1 hour'
+           from runs where run_id = %(run)s""",
+        {"run": ids["ended"]},
+    )
+    await connection.execute(
+        f"update runs set finished_at = clock_timestamp() - interval '61 minutes' + interval '1 s' {OF}",
+        {"run": ids["ended"]},
+    )
+    assert (await check_runs(connection)).violations == []
 
 
 async def test_a_sandbox_without_a_run_owns_its_place(runs):

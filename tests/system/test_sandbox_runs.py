@@ -76,6 +76,33 @@ async def test_runs_do_not_see_each_others_files(client):
     await client.runs.cancel(created[0]["thread_id"], created[0]["run_id"], wait=True)
 
 
+async def test_a_host_says_whose_sandboxes_it_has(client, stack):
+    """`sandfleet invariants` holds it against the runs. Red when beats do not carry it, or not for long enough."""
+    created = []
+    stream = client.runs.stream(
+        None, "sandboxed", input={"commands": ["echo up; sleep 600"]}, stream_mode="tools",
+        on_run_created=created.append,
+    )  # fmt: skip
+    async with asyncio.timeout(120):
+        await first_output(stream)
+    run_id = created[0]["run_id"]
+    async with await psycopg.AsyncConnection.connect(stack.info.database_url, autocommit=True) as connection:
+
+        async def told():
+            cursor = await connection.execute("select held from hosts")
+            return [of for (held,) in await cursor.fetchall() for *_, of in held]
+
+        async def has():
+            return run_id in await told()
+
+        async def has_not():
+            return run_id not in await told()
+
+        await eventually(has, 60, "the host's word")
+        await client.runs.cancel(created[0]["thread_id"], run_id, wait=True)
+        await eventually(has_not, 60, "its removal")
+
+
 async def test_odd_output_never_breaks_a_run(client):
     """Red when bytes that are no text, or NUL, go from a tool into the state as they are."""
     (result,) = await outputs(client, r"printf 'a\0b\377\355\240\200c'")
