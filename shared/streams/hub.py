@@ -87,14 +87,16 @@ class Subscription:
 
 
 class _Watched:
-    """A run that at least one client watches. ``position`` is the id of the last entry that was read."""
+    """A run that at least one client watches. ``position`` is the id of the last entry that was read; until ``read`` it is
+    only what clients say that they have, which may be an id that is yet to come."""
 
-    __slots__ = ("key", "position", "stream", "subscriptions")
+    __slots__ = ("key", "position", "read", "stream", "subscriptions")
 
     def __init__(self, key: RunKey, position: EventId) -> None:
         self.key = key
         self.stream = stream_key(key.run_id)
         self.position = position
+        self.read = False
         self.subscriptions: set[Subscription] = set()
 
 
@@ -164,6 +166,9 @@ class Hub:
             self._by_stream[watched.stream.encode()] = watched
             self._anything.set()
             self._wake()
+        elif not watched.read and cursor < watched.position:
+            watched.position = cursor  # the others drop what they have
+            self._wake()
         subscription = Subscription(self, key, cursor, behind=watched.position > cursor)
         watched.subscriptions.add(subscription)
         return subscription
@@ -221,10 +226,10 @@ class Hub:
 
     async def _read_once(self) -> None:
         wake_key = self._wake_key.encode()
-        asked = dict(self._by_stream)
+        asked = {stream: (watched, watched.position) for stream, watched in self._by_stream.items()}
         positions: dict[Any, Any] = {wake_key: f"{self._wakes_read}-0"}
-        for stream, watched in asked.items():
-            positions[stream] = "0" if watched.position == START else str(watched.position)
+        for stream, (_, position) in asked.items():
+            positions[stream] = "0" if position == START else str(position)
         # After a failure a short block shows soon whether Redis is back.
         block_ms = self._block_ms if self.redis_up else 1
         self._blocked = True
@@ -237,14 +242,16 @@ class Hub:
         for stream, entries in reply:
             if stream == wake_key:
                 self._wakes_read = parse_entry_id(entries[-1][0]).attempt
-            elif (
-                self._by_stream.get(stream) is asked[stream]
-            ):  # else watched anew meanwhile, from another position
-                self._deliver(asked[stream], entries)
+                continue
+            watched, position = asked[stream]
+            # Else it is watched anew meanwhile, or from an earlier position.
+            if self._by_stream.get(stream) is watched and watched.position == position:
+                self._deliver(watched, entries)
 
     @staticmethod
     def _deliver(watched: _Watched, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> None:
         watched.position = parse_entry_id(entries[-1][0])
+        watched.read = True
         events = [event for entry_id, fields in entries for event in _events(watched.key, entry_id, fields)]
         for subscription in watched.subscriptions:
             subscription.push(events)
@@ -281,8 +288,10 @@ class Hub:
                 continue
             try:
                 found = await journal.news(self.pool, seen)
-            except psycopg.OperationalError as error:
-                if reachable:
+            except Exception as error:  # one loop serves all clients: it never ends
+                if not isinstance(error, psycopg.OperationalError):
+                    _log.exception("comparing streams with the journal")
+                elif reachable:
                     _log.warning("comparing streams with the journal: %s", type(error).__name__)
                 reachable = False
                 continue

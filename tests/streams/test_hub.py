@@ -3,6 +3,7 @@
 import asyncio
 import time
 
+import pytest
 from redis.asyncio import Redis
 
 from sandfleet.shared.streams.entry import START, stream_key
@@ -47,6 +48,43 @@ async def test_a_new_client_does_not_wait_for_the_blocked_read(database: str, re
         assert [e.id for e in await client.end()] == ["1-0", "1-1"]
         assert 0 < await world.redis.ttl(world.hub._wake_key) <= 60
         await idle.cut()
+
+
+async def test_a_cursor_from_the_future_holds_nobody_else_up(database: str, redis_url: str) -> None:
+    """Nor does one that lags: the first client of a run says where it is, and the next one is before that. Broken by
+    reading on from the first one's cursor: the others would see token deltas with the next event that is journalled."""
+    async with open_world(database, redis_url, block_s=60, poll_every_s=60) as world:
+        stream = await world.start()
+        await stream.drain()
+        ahead = world.follow(stream.fence.key, "9-99")
+        await eventually(lambda: world.hub._watched and world.hub._blocked)
+        client = world.follow(stream.fence.key)
+        await eventually(lambda: client.events)
+        for n in range(3):
+            stream.emit("messages", b"%d" % n, journalled=False)
+        await eventually(lambda: len(client.events) == 4, what="the token deltas")
+        assert ahead.events == []
+        await world.finish(stream)
+        assert [e.id for e in await client.end()] == [f"1-{n}" for n in range(5)]
+        await ahead.cut()
+
+
+async def test_a_comparison_that_fails_is_not_the_last_one(
+    database: str, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """PostgreSQL refuses it, for whatever reason, and the stream of a run has lost its end. Broken by a loop that ends
+    with an error nobody thought of, without a word: streams would hang from then on."""
+    async with open_world(database, redis_url) as world:
+        stream = await world.start()
+        client = world.follow(stream.fence.key)
+        await eventually(lambda: client.events)
+        async with world.pool.connection() as connection:
+            await connection.execute("alter table journal rename to hidden")
+        await eventually(lambda: "comparing streams with the journal" in caplog.text, what="a failed comparison")
+        async with world.pool.connection() as connection:
+            await connection.execute("alter table hidden rename to journal")
+        await world.finish(stream, publish=False)
+        assert [e.event for e in await client.end()] == ["metadata", "end"]
 
 
 async def test_a_quiet_stream_is_read_beyond_the_block_time(database: str, redis_url: str) -> None:
