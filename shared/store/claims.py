@@ -181,7 +181,8 @@ from (select * from json_to_recordset(%s::json) each (
 
 async def finish(connection: Connection, fence: Fence, ending: Ending) -> tuple[bool, ReadyRuns]:
     """The terminal transaction. Returns whether the run ended by this attempt (now, or before, when the reply of an
-    earlier call was lost) and which pools got ready runs through it."""
+    earlier call was lost) and which pools got ready runs through it; if the reply was lost, which have any. A run that was
+    to be erased and is gone counts as ended by this attempt."""
     if not ending.rollback:
         return (await finish_together(connection, [(fence, ending)]))[0]
     reach("finish.before")
@@ -189,6 +190,8 @@ async def finish(connection: Connection, fence: Fence, ending: Ending) -> tuple[
         mine, ready = (await _finish(connection, [(fence, ending)]))[0]
         if mine:
             await undo_run(connection, fence.key)
+        elif not await _exists(connection, fence.key):
+            mine, ready = True, await _pools_with_ready(connection)
     reach("finish.committed")
     return mine, ready
 
@@ -235,9 +238,31 @@ async def _finish(
     outcomes: list[list[Any]] = [[] for _ in endings]
     for n, *row in await cursor.fetchall():
         outcomes[n].append(row)
+    untold = await _pools_with_ready(connection) if any(found[0][0] == "mine" for found in outcomes) else {}
     return [
-        (found[0][0] != "superseded", ready_by_pool((row[1], row[2]) for row in found)) for found in outcomes
+        (
+            found[0][0] != "superseded",
+            untold if found[0][0] == "mine" else ready_by_pool((row[1], row[2]) for row in found),
+        )
+        for found in outcomes
     ]
+
+
+async def _exists(connection: Connection, key: RunKey) -> bool:
+    cursor = await connection.execute(
+        "select 1 from runs where tenant = %s and user_id = %s and run_id = %s", key
+    )
+    return await cursor.fetchone() is not None
+
+
+async def _pools_with_ready(connection: Connection) -> ReadyRuns:
+    """Pools that have ready runs, one for each: what the lost reply told is not known any more, and an executor that is
+    woken takes as many as it has slots for."""
+    cursor = await connection.execute(
+        """select p.pool, 1 from (select distinct pool from executors) p where exists (
+             select 1 from runs r where r.status = 'pending' and r.gate is null and r.pool = p.pool)"""
+    )
+    return ready_by_pool(await cursor.fetchall())
 
 
 async def end_attempt(

@@ -8,7 +8,7 @@ import pytest
 from sandfleet.shared.db.pool import open_pool
 from sandfleet.shared.ids import Owner, RunKey, graph_assistant_id, new_id
 from sandfleet.shared.store.api_keys import create_key
-from sandfleet.shared.store.claims import claim, end_attempt, hand_over
+from sandfleet.shared.store.claims import Ending, claim, end_attempt, finish, hand_over
 from sandfleet.shared.store.submission import Submission, submit
 from tests.waiting import eventually
 
@@ -20,7 +20,7 @@ THREAD = new_id()
 async def connection(database):
     async with await psycopg.AsyncConnection.connect(database, autocommit=True) as connection:
         await connection.execute(
-            "truncate runs, threads, journal, checkpoints, api_keys, tenants, flows, vclock cascade"
+            "truncate runs, threads, journal, checkpoints, api_keys, tenants, flows, vclock, executors cascade"
         )
         await create_key(connection, OWNER, "test")
         yield connection
@@ -98,3 +98,17 @@ async def test_a_rollback_is_complete_before_the_next_run_of_the_thread_is_ready
         assert await ending == (True, {"default": 1})
     run = await claimed(connection)
     assert (run.fence.key != two_runs.fence.key, run.head_checkpoint_id) == (True, None)
+
+
+@pytest.mark.parametrize("rollback", [False, True])
+async def test_an_end_whose_reply_was_lost_is_known_and_whoever_waits_is_woken(
+    connection, two_runs, rollback
+):
+    """Red when only the call that ends the run says whose turn it is: the run that waited for the thread would wait for a
+    long poll; or when one that is erased counts as another attempt's, since it is gone: nobody would tell its watchers."""
+    await connection.execute("insert into executors (executor_id, pool, slots, busy) values ('me', 'default', 2, 0)")
+    ending = Ending("interrupted", '[[1, "end", "null"]]', rollback=rollback)
+    assert await finish(connection, two_runs.fence, ending) == (True, {"default": 1})
+    assert await finish(connection, two_runs.fence, ending) == (True, {"default": 1})
+    await claimed(connection)
+    assert await finish(connection, two_runs.fence, ending) == (True, {})
