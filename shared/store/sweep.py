@@ -210,22 +210,26 @@ async def _end_lost(connection: Connection, report: _Report, lost: dict[str, Any
 
 
 # A run that was never started waits without a limit: the time counts from the first start.
-_LATE: LiteralString = """(r.status = 'pending' and r.started_at < clock_timestamp() - make_interval(secs => r.timeout_s)
+# One that was given back just when it was cancelled would wait for an executor to end it, and there may be none.
+_LATE: LiteralString = """(r.status = 'pending' and r.started_at is not null and (
+      r.cancel_action is not null or r.started_at < clock_timestamp() - make_interval(secs => r.timeout_s))
   or r.status = 'running' and r.started_at < clock_timestamp() - make_interval(secs => r.timeout_s + %(grace_s)s))"""
 
 _ANY_LATE: LiteralString = f"exists (select 1 from runs r where {_LATE})"
 
 
 async def _end_overdue(connection: Connection, report: _Report) -> int:
-    """End the runs over their time limit that no executor ends."""
+    """End the runs that are cancelled or over their time limit, and that no executor ends."""
     return await _end_all(
         connection, report, _Doomed(_LATE, {"grace_s": _TIMEOUT_GRACE_S}, "timeout", _OVERDUE)
     )
 
 
 async def _end_all(connection: Connection, report: _Report, doomed: _Doomed) -> int:
+    # In no order, so that those that cannot be ended for now are not all that is ever tried.
     cursor = await connection.execute(
-        f"select r.tenant, r.user_id, r.run_id, r.thread_id from runs r where {doomed.condition} limit {BATCH}",
+        f"""select r.tenant, r.user_id, r.run_id, r.thread_id from runs r where {doomed.condition}
+            order by random() limit {BATCH}""",
         doomed.values,
     )
     done = 0

@@ -106,7 +106,9 @@ async def test_an_end_whose_reply_was_lost_is_known_and_whoever_waits_is_woken(
 ):
     """Red when only the call that ends the run says whose turn it is: the run that waited for the thread would wait for a
     long poll; or when one that is erased counts as another attempt's, since it is gone: nobody would tell its watchers."""
-    await connection.execute("insert into executors (executor_id, pool, slots, busy) values ('me', 'default', 2, 0)")
+    await connection.execute(
+        "insert into executors (executor_id, pool, slots, busy) values ('me', 'default', 2, 0)"
+    )
     ending = Ending("interrupted", '[[1, "end", "null"]]', rollback=rollback)
     assert await finish(connection, two_runs.fence, ending) == (True, {"default": 1})
     assert await finish(connection, two_runs.fence, ending) == (True, {"default": 1})

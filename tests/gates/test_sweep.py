@@ -14,11 +14,12 @@ from sandfleet.shared.permits import Permits
 from sandfleet.shared.settings import Settings
 from sandfleet.shared.store.api_keys import create_key
 from sandfleet.shared.store.cancellation import request_cancel
-from sandfleet.shared.store.claims import claim, finish, renew
+from sandfleet.shared.store.claims import claim, finish, hand_over, renew
 from sandfleet.shared.store.submission import submit, submit_on
 from sandfleet.shared.store.sweep import set_limits, sweep
 from sandfleet.shared.store.turns import take_sweep_turn, take_turn
 from tests.gates.test_gates import ending, submission
+from tests.waiting import eventually
 
 LEASE_S = 0.0  # the database counts as having been up for long: an expired lease is returned at once
 LONG_S = 10**6
@@ -84,6 +85,38 @@ async def test_a_thousand_runs_that_are_due_at_once_become_ready_in_one_pass(poo
     rows = await sql(pool, "select gate, count(*) from runs group by gate order by gate")
     assert rows == [("thread", 900), (None, 100)]
     assert await broken(pool) == []
+
+
+async def test_a_run_that_was_given_back_when_it_was_cancelled_ends_without_an_executor(pool):
+    """Red when only an executor ends it, with its next claim, and all of them have gone."""
+    await submit(pool, submission("a", new_id()))
+    (run,) = await claimed(pool, 1)
+    await request_cancel(pool, run.fence.key, "interrupt")
+    async with pool.connection() as connection:
+        assert await hand_over(connection, [run.fence]) == ([run.fence], set())
+    ended = []
+    await swept(pool, ended=ended)
+    assert await states(pool) == [("interrupted", None)]
+    assert [each.run_id for each in ended] == [run.fence.key.run_id]
+    assert await broken(pool) == []
+
+
+async def test_runs_that_cannot_be_ended_for_now_keep_no_other_from_its_end(pool, monkeypatch):
+    """As many as are looked at in one go. Red when they are always the same: the others would wait for as long."""
+    monkeypatch.setattr("sandfleet.shared.store.sweep.BATCH", 1)
+    monkeypatch.setattr("sandfleet.shared.store.sweep._ROUNDS", 1)
+    for tenant in ("a", "b"):
+        await submit(pool, submission(tenant, new_id()))
+    await claimed(pool, 2, lease_s=-1)
+    async with pool.connection() as holder, pool.connection() as connection, holder.transaction():
+        await holder.execute("select 1 from tenants where tenant = 'a' for update")
+        await connection.execute("set lock_timeout = '100ms'")
+
+        async def over():
+            await sweep(connection, 1, LEASE_S, LONG_S, LONG_S)
+            return ("error", "ExecutorLost") in await states(pool)
+
+        await eventually(over, what="the end of the other tenant's run")
 
 
 async def submit_on_thread(connection, thread):

@@ -80,7 +80,9 @@ async def test_a_comparison_that_fails_is_not_the_last_one(
         await eventually(lambda: client.events)
         async with world.pool.connection() as connection:
             await connection.execute("alter table journal rename to hidden")
-        await eventually(lambda: "comparing streams with the journal" in caplog.text, what="a failed comparison")
+        await eventually(
+            lambda: "comparing streams with the journal" in caplog.text, what="a failed comparison"
+        )
         async with world.pool.connection() as connection:
             await connection.execute("alter table hidden rename to journal")
         await world.finish(stream, publish=False)
