@@ -15,6 +15,7 @@ from sandfleet.fleet.sandbox_agent import wire
 _MAX_OPERATIONS = 32  # at once in one sandbox; the agent allows twice as many
 _MAX_BACKLOG_BYTES = 4 * 1024 * 1024  # unread by the agent; more means that it stopped reading
 _SEND_TIMEOUT_S = 30.0
+_SOON_S = 1.0
 # An honest agent gathers small pieces, so this pace never slows it (160 MB/s in full frames); a hostile one that
 # floods with tiny frames waits here instead of taking the host's CPU from other sandboxes.
 _PACE_FRAMES, _PACE_S = 256, 0.1
@@ -154,6 +155,7 @@ class AgentLink:
         self._operations: dict[int, Operation] = {}
         self._next_op = 1
         self.version = 0  # of the protocol
+        self._later = b""  # frames that go with the next one
         self._reason: str | None = None
         self._ended = False
         self.told_somebody = False  # whether the end reached an operation that somebody waited for
@@ -266,10 +268,24 @@ class AgentLink:
         """Let the agent forget a command by its ``name``, or those of attempts ``before`` one; what runs is killed."""
         self.post(wire.FORGET, 0, json.dumps(what).encode())
 
+    def forget_soon(self, name: str) -> None:
+        """Let the agent forget a command that has ended: with the next frame, which wakes it anyway, or after a while."""
+        if not self._later:
+            asyncio.get_running_loop().call_later(_SOON_S, self._send_later)
+        self._later += wire.pack(wire.FORGET, 0, json.dumps({"name": name}).encode())
+
+    def _send_later(self) -> None:
+        later, self._later = self._later, b""
+        if later and self._reason is None and not self._ended:
+            self._writer.write(later)
+
     def post(self, kind: int, op: int, body: bytes = b"") -> None:
         """Send a small frame without waiting; an agent that stopped reading is broken."""
         if self._reason is None and not self._ended:
-            self._writer.write(wire.pack(kind, op, body))
+            frame = wire.pack(kind, op, body)
+            if self._later:
+                frame, self._later = self._later + frame, b""
+            self._writer.write(frame)
             if self._writer.transport.get_write_buffer_size() > _MAX_BACKLOG_BYTES:
                 self.close("its agent stopped reading")
 
@@ -278,6 +294,8 @@ class AgentLink:
         self.post(kind, op, body)
         if self._ended:
             return  # the operation ends when the reason is known
+        if self._writer.transport.get_write_buffer_size() <= wire.CHUNK:
+            return  # drain would not wait for so little
         try:
             async with asyncio.timeout(_SEND_TIMEOUT_S):
                 await self._writer.drain()

@@ -22,6 +22,7 @@ _HEARTBEAT_S = 20.0  # a client that is gone without a word is noticed after abo
 _FIRST_MESSAGE_S = 10.0
 _BEGIN_S = 0.25  # a command that says nothing for so long has begun, and its caller hears so
 Name = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+$")]
+_LINES = {"Content-Type": "application/x-ndjson"}
 STDOUT, STDERR = b"\x01", b"\x02"  # first byte of a binary message to the client
 
 
@@ -186,20 +187,23 @@ async def _say(socket: web.WebSocketResponse, event: dict[str, Any]) -> None:
 
 async def _stream_events(request: web.Request, events: AsyncIterator[Event]) -> web.StreamResponse:
     """Events as one JSON object a line. What fails at once has an HTTP status; later, a line."""
-    response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
     beginning = asyncio.ensure_future(anext(events, None))
+    response = web.StreamResponse(headers=_LINES)
     try:
         await asyncio.wait({beginning}, timeout=_BEGIN_S)
         if beginning.done():
-            beginning.result()
+            first = beginning.result()
+            if first is not None and first[0] == "exit":
+                return web.Response(body=_line(first), headers=_LINES)
         await response.prepare(request)
         try:
             event: Event | None = await beginning
-            while event is not None:
-                kind, value = event
-                data = {"data": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
-                await response.write(json.dumps({"event": kind, **data}).encode() + b"\n")
+            while event is not None and event[0] != "exit":
+                await response.write(_line(event))
                 event = await anext(events, None)
+            # The client reads no further than the exit. Unless the response's end is in the same packet, its connection is of
+            # no more use.
+            await response.write_eof(b"" if event is None else _line(event))
         except SandfleetError as error:
             await response.write(json.dumps(_error_event(error)).encode() + b"\n")
     finally:
@@ -208,6 +212,12 @@ async def _stream_events(request: web.Request, events: AsyncIterator[Event]) -> 
             await asyncio.wait({beginning})
     await response.write_eof()
     return response
+
+
+def _line(event: Event) -> bytes:
+    kind, value = event
+    data = {"data": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
+    return json.dumps({"event": kind, **data}).encode() + b"\n"
 
 
 def _error_event(error: SandfleetError) -> dict[str, Any]:

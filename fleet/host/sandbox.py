@@ -267,7 +267,9 @@ class Sandbox:
             finally:
                 for timer in timers:
                     timer.cancel()
-                if name is not None:
+                if name is not None and operation.ended.is_set():
+                    self._link.forget_soon(spec["name"])
+                elif name is not None:
                     self._link.forget({"name": spec["name"]})
 
     async def events(self, command: Operation) -> AsyncGenerator[Event, None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 
@@ -13,9 +14,15 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 
+_STDERR = 2
+
+
 def main(arguments: list[str]) -> NoReturn:
     """Connect, drop to the given user, serve until the host is gone."""
     os.umask(0o022)
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the folder's own is gone by now
+            os.set_inheritable(int(name), int(name) <= _STDERR)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(arguments[0])
     if len(arguments) > 1:

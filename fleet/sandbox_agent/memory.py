@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 
 _EVENTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 _LIMIT = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -10,15 +11,26 @@ _PEAK = ("/sys/fs/cgroup/memory.peak", "/sys/fs/cgroup/memory/memory.max_usage_i
 _NO_LIMIT = 2**60  # cgroup v1 says a number beyond this where there is none
 
 
+_events: list[int] = []  # the file that tells, once it was opened
+
+
 def oom_kills() -> int:
     """Processes of this sandbox that the kernel killed for memory; 0 where nobody tells."""
-    for path in _EVENTS:
-        with contextlib.suppress(OSError, ValueError), open(path) as file:
-            for line in file:
-                name, _, value = line.partition(" ")
-                if name == "oom_kill":
-                    return int(value)
+    if not _events:
+        _events.append(_opened())
+    with contextlib.suppress(OSError, ValueError):  # it is asked before and after each command
+        for line in os.pread(_events[0], 4096, 0).splitlines():
+            name, _, value = line.partition(b" ")
+            if name == b"oom_kill":
+                return int(value)
     return 0
+
+
+def _opened() -> int:
+    for path in _EVENTS:
+        with contextlib.suppress(OSError):
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    return -1
 
 
 def limit_bytes() -> int | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import signal
 import struct
 import subprocess
 import termios
@@ -14,9 +16,12 @@ from .wire import ROOTS, STDERR, STDOUT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .operation import Json
 
 MARK = "SANDFLEET_COMMAND"  # environment variable by which a command's daemons are found
+_IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)  # by Python
 _NICENESS = 19  # however many processes of commands want the CPU, the agent gets its turn and can kill them
 
 # The image's and the host's variables hold for all commands, but for who and where they are.
@@ -57,28 +62,89 @@ def spawn(spec: Json, mark: str, merged: bool) -> Spawned:
             streams.open_terminal(int(terminal["rows"]), int(terminal["columns"]))
         else:
             streams.open_pipes(bool(spec.get("stdin")), merged)
-        process = subprocess.Popen(
-            [os.fsencode(part) for part in argv],
-            stdin=streams.theirs[0],
-            stdout=streams.theirs[1],
-            stderr=streams.theirs[2],
-            cwd=spec.get("cwd") or ROOTS[0],
-            env={os.fsencode(name): os.fsencode(value) for name, value in environment.items()},
-            start_new_session=True,
-            preexec_fn=None if terminal is None else _take_terminal,  # noqa: PLW1509 - the agent has one thread
-        )
+        cwd = spec.get("cwd") or ROOTS[0]
+        start = _start if terminal is None else _start_in_terminal
+        pid = start([os.fsencode(part) for part in argv], environment, cwd, streams.theirs)
     except (OSError, IndexError, struct.error, subprocess.SubprocessError, *BAD_REQUEST) as error:
         streams.close_ours()
         raise Refused("cannot_start", f"the command cannot be started: {error}") from None
     finally:
         streams.close_theirs()
-    process.returncode = 0  # reaped by the agent by pid, never through this object
     with contextlib.suppress(OSError):  # by group, for what it has forked by now
-        os.setpriority(os.PRIO_PGRP, process.pid, _NICENESS)
-    # When memory runs out the kernel takes a command first, and the agent last.
-    with contextlib.suppress(OSError), open(f"/proc/{process.pid}/oom_score_adj", "w") as file:
-        file.write("1000")
-    return Spawned(process.pid, streams.stdin, streams.outputs, streams.ends)
+        os.setpriority(os.PRIO_PGRP, pid, _NICENESS)
+    with contextlib.suppress(OSError):
+        _first_for_memory(pid)
+    return Spawned(pid, streams.stdin, streams.outputs, streams.ends)
+
+
+def _first_for_memory(pid: int) -> None:
+    """When memory runs out the kernel takes a command first, and the agent last."""
+    file = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(file, b"1000")
+    finally:
+        os.close(file)
+
+
+def _start(argv: list[bytes], environment: dict[str, str], cwd: str, streams: list[int]) -> int:
+    """Start a process in a session of its own with these three descriptors. OSError if that cannot be.
+
+    By posix_spawn, which takes a third of the agent's time that subprocess does. The agent, which has one thread, goes to
+    ``cwd`` for it.
+    """
+    back = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.chdir(cwd)
+        try:
+            return os.posix_spawn(
+                _found(argv[0], environment),
+                argv,
+                {os.fsencode(name): os.fsencode(value) for name, value in environment.items()},
+                file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(streams)],
+                setsid=True,
+                setsigdef=_IGNORED,
+            )
+        except NotImplementedError:  # a C library without sessions for it
+            return _by_subprocess(argv, environment, ".", streams)
+    finally:
+        os.fchdir(back)
+        os.close(back)
+
+
+def _found(name: bytes, environment: dict[str, str]) -> bytes:
+    """The file of a command, as the shell finds it."""
+    if b"/" in name:
+        return name
+    for folder in os.get_exec_path(environment):
+        path = os.path.join(os.fsencode(folder), name)
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fsdecode(name))
+
+
+def _start_in_terminal(argv: list[bytes], environment: dict[str, str], cwd: str, streams: list[int]) -> int:
+    return _by_subprocess(argv, environment, cwd, streams, _take_terminal)
+
+
+def _by_subprocess(
+    argv: list[bytes],
+    environment: dict[str, str],
+    cwd: str,
+    streams: list[int],
+    first: Callable[[], None] | None = None,
+) -> int:
+    process = subprocess.Popen(
+        argv,
+        stdin=streams[0],
+        stdout=streams[1],
+        stderr=streams[2],
+        cwd=cwd,
+        env={os.fsencode(name): os.fsencode(value) for name, value in environment.items()},
+        start_new_session=True,
+        preexec_fn=first,  # noqa: PLW1509 - the agent has one thread
+    )
+    process.returncode = 0  # reaped by the agent by pid, never through this object
+    return process.pid
 
 
 class _Streams:

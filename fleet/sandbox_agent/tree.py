@@ -41,7 +41,7 @@ class Tree:
         self._fewest = sys.maxsize  # living processes that a kill has met at least, and when it met so few
         self._fewest_at = 0.0
         with contextlib.suppress(OSError):
-            self.start_ticks = Process(self.pid).start
+            self.start_ticks = int(_stat(self.pid)[19])
         agent.mains[self.pid] = self
 
     @property
@@ -132,12 +132,20 @@ class Tree:
         return tree, complete
 
 
+def _stat(pid: int) -> list[bytes]:
+    """What /proc says of a process, from its state on."""
+    file = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(file, 4096).rpartition(b")")[2].split()
+    finally:
+        os.close(file)
+
+
 class Process:
     """What /proc says of a process: its parent, session, start (ticks since boot) and the mark in its environment."""
 
     def __init__(self, pid: int) -> None:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        fields = _stat(pid)
         self.pid = pid
         self.dead = fields[0] in (b"Z", b"X")
         self.parent = int(fields[1])
