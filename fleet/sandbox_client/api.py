@@ -30,15 +30,19 @@ class SandboxApi:
         ttl_s: float | None = None,
         metadata: dict[str, Any] | None = None,
         snapshot_id: str | None = None,
+        idempotency_key: str | None = None,
     ) -> Sandbox:
         """A new sandbox, ready for commands. ``snapshot_id``: whose files it begins with. It ends after ``ttl_s``: an hour if
-        left out, or the template's lifetime if that is less."""
+        left out, or the template's lifetime if that is less. Asked again with the same ``idempotency_key`` and wishes the API
+        gives the sandbox that it has made, as after a connection that broke."""
         body: dict[str, Any] = {"template": template, "metadata": metadata or {}}
         if ttl_s is not None:
             body["ttl_s"] = ttl_s
         if snapshot_id is not None:
             body["snapshot_id"] = snapshot_id
-        return Sandbox(self._wire, await self._wire.json("POST", "/sandboxes", body, patient=True))
+        once = None if idempotency_key is None else {"idempotency-key": idempotency_key}
+        made = await self._wire.json("POST", "/sandboxes", body, headers=once, patient=True)
+        return Sandbox(self._wire, made)
 
     async def get(self, sandbox_id: str) -> Sandbox:
         """One that is there."""

@@ -1,6 +1,8 @@
 """What handlers read from a request: who asks, the resources of the process, and a bounded, validated JSON body."""
 
 import asyncio
+import hashlib
+import re
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -17,6 +19,7 @@ from sandfleet.shared.json_text import parse_json
 
 _DISCARDED_BYTES = 1024 * 1024
 _DISCARDING_S = 1.0
+_IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}", re.ASCII)
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -67,6 +70,19 @@ async def discard(stream: AsyncIterator[bytes]) -> None:
 
 def _too_large(limit: int) -> BodyTooLarge:
     return BodyTooLarge(f"The body is larger than {limit} bytes. Send less, or store large data elsewhere.")
+
+
+def idempotency(request: Request, body: bytes) -> tuple[str | None, bytes | None]:
+    """The Idempotency-Key of a request, and the hash of what the key stands for: path and body."""
+    key = request.headers.get("idempotency-key")
+    if key is None:
+        return None, None
+    if not _IDEMPOTENCY_KEY.fullmatch(key):
+        raise InvalidRequest("Idempotency-Key: use 1 to 255 visible ASCII characters")
+    digest = hashlib.sha256(request.url.path.encode())
+    digest.update(b"\0")
+    digest.update(body)
+    return key, digest.digest()
 
 
 def parse(request: Request, body: bytes) -> Any:

@@ -1,7 +1,5 @@
 """From a request to an accepted run: the assistant's and the caller's settings merged, one transaction, executors woken."""
 
-import hashlib
-import re
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -11,7 +9,7 @@ import orjson
 from starlette.requests import Request
 
 from sandfleet.functions.api.request_context import note, traceparent
-from sandfleet.functions.api.requests import caller, parse_id, resources
+from sandfleet.functions.api.requests import caller, idempotency, parse_id, resources
 from sandfleet.functions.api.run_body import RunBody
 from sandfleet.functions.api.run_view import run_view, run_view_of
 from sandfleet.shared.errors import BadRequest, Conflict, InvalidRequest, NotFound
@@ -22,8 +20,6 @@ from sandfleet.shared.store.assistants import Runnable
 from sandfleet.shared.store.submission import Accepted, Submission, submit_on
 from sandfleet.shared.streams.announce import announce_ends
 from sandfleet.shared.templates import CONFIG_KEY, choose
-
-_KEY = re.compile(r"[\x21-\x7e]{1,255}", re.ASCII)
 
 # What only the server says about a run; a caller's values for these are replaced.
 _RESERVED = (
@@ -55,19 +51,6 @@ class Created:
     thread_id: UUID
     plan: Plan
     accepted: Accepted
-
-
-def idempotency(request: Request, body: bytes) -> tuple[str | None, bytes | None]:
-    """The Idempotency-Key of a request, and the hash of what the key stands for: path and body."""
-    key = request.headers.get("idempotency-key")
-    if key is None:
-        return None, None
-    if not _KEY.fullmatch(key):
-        raise InvalidRequest("Idempotency-Key: use 1 to 255 visible ASCII characters")
-    digest = hashlib.sha256(request.url.path.encode())
-    digest.update(b"\0")
-    digest.update(body)
-    return key, digest.digest()
 
 
 def _parent(request: Request) -> UUID | None:

@@ -40,7 +40,11 @@ _NOT_BEGUN = "The snapshot that the sandbox was to begin with is gone."
 
 
 async def create(found: Resources, owner: Owner, wish: Wish) -> Sandbox:
-    """Make a sandbox. Raises InvalidRequest and NotFound for what was wished, TooManySandboxes, NoRoom and HostUnavailable."""
+    """Make a sandbox, or, with an Idempotency-Key that has made one, that one.
+
+    Raises InvalidRequest and NotFound for what was wished, Conflict for a key that stands for something else or whose sandbox
+    has ended, TooManySandboxes, NoRoom and HostUnavailable.
+    """
     key = RunKey(*owner, new_id())
     own = await found.hosts.own()
     try:
@@ -49,9 +53,18 @@ async def create(found: Resources, owner: Owner, wish: Wish) -> Sandbox:
         )
         if outcome == "placed":
             return await Use(found, key).ready()
-    except BaseException:
-        await asyncio.shield(found.spawn(_take_back(found, key)))  # whoever cancels once more does not end it
-        raise
+    except BaseException as error:
+        if wish.idempotency_key is None or not isinstance(error, asyncio.CancelledError):
+            # Whoever cancels once more does not end it.
+            await asyncio.shield(found.spawn(_take_back(found, key, wish.idempotency_key)))
+        raise  # one with a key stays for a caller who was cut off and asks again
+    if outcome == "replayed":
+        assert detail is not None
+        return await _again(found, RunKey(*owner, UUID(detail)))
+    if outcome == "key_reused":
+        raise Conflict(
+            "This Idempotency-Key was used for a different request. Use a new key for a new request."
+        )
     if outcome == "limit":
         raise TooManySandboxes(
             f"The tenant has {detail} sandboxes, as many as it may have. Delete one, or wait until one's time is over.",
@@ -67,10 +80,32 @@ async def create(found: Resources, owner: Owner, wish: Wish) -> Sandbox:
     raise AssertionError(outcome)
 
 
-async def _take_back(found: Resources, key: RunKey) -> None:
+async def _again(found: Resources, key: RunKey) -> Sandbox:
+    try:
+        return await Use(found, key).ready()
+    except NotFound:
+        raise Conflict("The sandbox that this Idempotency-Key had created has ended.") from None
+
+
+async def live(found: Resources, key: RunKey, ttl_s: float) -> Sandbox:
+    """Let a sandbox end so many seconds from now. Raises NotFound, InvalidRequest, and HostUnavailable."""
+    outcome, left_s = await sandboxes.live(found.pool, key, ttl_s)
+    if outcome == "too_long":
+        raise InvalidRequest(
+            f"ttl_s: the lifetime of this sandbox's template leaves {max(0.0, left_s or 0.0):.0f} s"
+        )
+    if outcome == "no_template":
+        raise HostUnavailable(_NO_HOST, retry_after_s=5)
+    row = await sandboxes.get(found.pool, key)
+    if row is None:
+        raise NotFound(MISSING)
+    return row
+
+
+async def _take_back(found: Resources, key: RunKey, idempotency_key: str | None) -> None:
     """Give the room free of a sandbox that could not be made."""
     try:
-        await sandboxes.remove(found.pool, key)
+        await sandboxes.take_back(found.pool, key, idempotency_key)
     except Exception as error:
         _log.warning("a sandbox that was not made stays until its time is over: %s", type(error).__name__)
 

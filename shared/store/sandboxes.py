@@ -72,16 +72,20 @@ class Wish(NamedTuple):
     ttl_s: float | None
     metadata: str
     snapshot_id: UUID | None
+    idempotency_key: str | None = None
+    request_hash: bytes | None = None
+    """What the key stands for."""
 
 
 async def create(
     pool: Pool, key: RunKey, wish: Wish, own_host: str | None, most: int
 ) -> tuple[str, str | None]:
     """Accept a sandbox and choose its host; outcome and detail as ``create_sandbox`` in SQL has them."""
+    made_of, again = wish[:4], wish[4:]
     async with pool.connection() as connection:
         cursor = await connection.execute(
-            "select * from create_sandbox(%s, %s, %s, %s, %s, %s::jsonb, %s, %s, %s)",
-            (*key, wish.template, wish.ttl_s, wish.metadata, wish.snapshot_id, own_host, most),
+            "select * from create_sandbox(%s, %s, %s, %s, %s, %s::jsonb, %s, %s, %s, %s, %s)",
+            (*key, *made_of, own_host, most, *again),
         )
         row = await cursor.fetchone()
     assert row is not None
@@ -194,6 +198,32 @@ async def _next(connection: Connection, fence: Fence, changes: str, values: tupl
     return True
 
 
+async def live(pool: Pool, key: RunKey, ttl_s: float) -> tuple[str, float | None]:
+    """Let a sandbox end so many seconds from now. Outcome: ``done``; ``missing``; ``too_long`` with how many its template's
+    lifetime leaves, counted from its creation; ``no_template`` when no host that is known makes it."""
+    async with pool.connection() as connection:
+        cursor = await connection.execute(
+            f"""with held as (
+                  select s.*, extract(epoch from clock_timestamp() - s.created_at)::float8 as age_s,
+                    (select h.templates -> s.template ->> 'lifetime_s' from hosts h where h.templates ? s.template
+                     order by h.heartbeat_at desc limit 1)::float8 as lifetime_s
+                  from sandboxes s where {_KEY} and expires_at > clock_timestamp() for update),
+                changed as (
+                  update sandboxes s set expires_at = clock_timestamp() + make_interval(secs => %s) from held h
+                  where s.tenant = h.tenant and s.user_id = h.user_id and s.sandbox_id = h.sandbox_id
+                    and h.age_s + %s <= h.lifetime_s returning 1)
+                select lifetime_s - age_s, exists (select 1 from changed) from held""",
+            (*key, ttl_s, ttl_s),
+        )
+        row = await cursor.fetchone()
+    if row is None:
+        return "missing", None
+    left_s, changed = row
+    if left_s is None:
+        return "no_template", None
+    return ("done", None) if changed else ("too_long", left_s)
+
+
 async def told(pool: Pool, fence: Fence) -> None:
     """Note that a caller has heard why the generation before this one ended."""
     async with pool.connection() as connection:
@@ -210,6 +240,18 @@ async def remove(pool: Pool, key: RunKey) -> bool:
             return False
         await _forget(connection, key)
     return True
+
+
+async def take_back(pool: Pool, key: RunKey, idempotency_key: str | None) -> None:
+    """Remove a sandbox that could not be made, and let its Idempotency-Key make another one."""
+    async with pool.connection() as connection, connection.transaction():
+        await connection.execute("select 1 from tenants where tenant = %s for update", (key.tenant,))
+        await connection.execute(f"delete from sandboxes where {_KEY}", key)
+        await _forget(connection, key)
+        await connection.execute(
+            "delete from idempotency_keys where tenant = %s and user_id = %s and key = %s and run_id = %s",
+            (key.tenant, key.user_id, idempotency_key, key.run_id),
+        )
 
 
 async def expire(connection: Connection, limit: int) -> int:

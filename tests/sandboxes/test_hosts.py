@@ -1,6 +1,7 @@
 """Sandboxes without a run, when their host restarts or goes."""
 
 import json
+import uuid
 from collections.abc import AsyncIterator
 
 import httpx
@@ -81,3 +82,25 @@ async def test_a_sandbox_goes_on_elsewhere_with_its_files_when_its_host_stops(
     finally:
         assert await other.stop() == 0
         await fleet.host.start()
+
+
+async def test_a_key_whose_sandbox_could_not_be_made_makes_another(
+    fleet: Fleet, http: httpx.AsyncClient
+) -> None:
+    """Red when the key outlives the sandbox that is taken back."""
+    headers = {"idempotency-key": uuid.uuid4().hex}
+    assert await fleet.host.stop() == 0
+    try:  # with one that PostgreSQL takes for living
+        await fleet.sql(
+            """insert into hosts (host_id, instance, address, backend, room, sandboxes, memory, pids, most, memory_taken,
+                 pids_taken, draining, templates, remote) values ('dead', 'dead', 'unix:/nowhere', 'docker', 1, 0, 1e12, 1e6, 9,
+                 0, 0, false, '{"default": {"memory": 1, "pids": 1, "lifetime_s": 600}}', 'http://127.0.0.1:9')"""
+        )
+        failed = await http.post("/sandboxes", json={}, headers=headers)
+        assert failed.status_code == 503, failed.text
+        assert await fleet.sql("select count(*) from sandboxes") == [(0,)]
+    finally:
+        await fleet.sql("delete from hosts")
+        await fleet.host.start()
+    made = await http.post("/sandboxes", json={}, headers=headers)
+    assert made.status_code == 201, made.text

@@ -1,5 +1,9 @@
 """Sandboxes without a run: made, found and ended."""
 
+import asyncio
+import uuid
+from datetime import datetime
+
 import httpx
 import pytest
 
@@ -147,3 +151,43 @@ async def test_without_the_hosts_key_the_answer_says_what_to_set(fleet: Fleet) -
                 assert (refused.status_code, refused.json()["code"]) == (503, "sandbox_host_unavailable")
                 assert "SANDFLEET_HOST_SECRET" in refused.json()["detail"]
                 assert (await http.get("/sandboxes")).json() == []
+
+
+async def test_a_creation_that_is_sent_again_makes_nothing_new(fleet: Fleet, http: httpx.AsyncClient) -> None:
+    """Copies at once, and one later. Red when the key is not looked up under the tenant's lock, or is not kept."""
+    headers = {"idempotency-key": uuid.uuid4().hex}
+    copies = [http.post("/sandboxes", json={"ttl_s": 90}, headers=headers) for _ in range(4)]
+    answers = [
+        *await asyncio.gather(*copies),
+        await http.post("/sandboxes", json={"ttl_s": 90}, headers=headers),
+    ]
+    assert {answer.status_code for answer in answers} == {201}, [answer.text for answer in answers]
+    assert len({answer.json()["sandbox_id"] for answer in answers}) == 1
+    assert await fleet.sql("select count(*) from sandboxes") == [(1,)]
+    other = await http.post("/sandboxes", json={"ttl_s": 91}, headers=headers)
+    assert (other.status_code, other.json()["code"]) == (409, "conflict")
+    await http.delete(answers[0].headers["location"])
+    ended = await http.post("/sandboxes", json={"ttl_s": 90}, headers=headers)
+    assert (ended.status_code, ended.json()["detail"]) == (
+        409,
+        "The sandbox that this Idempotency-Key had created has ended.",
+    )
+
+
+async def test_a_sandbox_lives_as_long_as_it_is_told_anew(fleet: Fleet, http: httpx.AsyncClient) -> None:
+    """Longer and shorter, within its template's lifetime. Red when the lifetime does not bound it, or others may change it."""
+    path = await make(http, template="small", ttl_s=30)
+
+    def ends_in(answer: httpx.Response) -> float:
+        assert answer.status_code == 200, answer.text
+        ends, now = answer.json()["expires_at"], answer.json()["created_at"]
+        return (datetime.fromisoformat(ends) - datetime.fromisoformat(now)).total_seconds()
+
+    assert 60 <= ends_in(await http.patch(path, json={"ttl_s": 60})) <= 120
+    refused = await http.patch(path, json={"ttl_s": 121})
+    assert (refused.status_code, "lifetime" in refused.json()["detail"]) == (422, True), refused.text
+    async with fleet.http(fleet.bob) as bob:
+        assert (await bob.patch(path, json={"ttl_s": 60})).status_code == 404
+    await http.patch(path, json={"ttl_s": 0.001})
+    await gone(fleet)
+    assert (await http.patch(path, json={"ttl_s": 60})).status_code == 404

@@ -12,7 +12,18 @@ from sandfleet.functions.api import sandbox_use
 from sandfleet.functions.api.docs import body_of
 from sandfleet.functions.api.fields import Body, Id, Metadata, Text
 from sandfleet.functions.api.host_ask import Ask
-from sandfleet.functions.api.requests import caller, parse_id, query_int, read, resources, unless_gone
+from sandfleet.functions.api.requests import (
+    caller,
+    idempotency,
+    parse,
+    parse_id,
+    query_int,
+    read,
+    read_body,
+    resources,
+    unless_gone,
+    validate,
+)
 from sandfleet.functions.api.responses import json_response, no_content, page_headers, utc
 from sandfleet.functions.api.routes.sandboxes import created_response, sandbox_key, sandbox_view, use_of
 from sandfleet.shared.errors import NotFound
@@ -60,9 +71,11 @@ async def of_sandbox(request: Request, sandbox_id: str) -> Response:
 
 @router.post("/sandboxes/{sandbox_id}/fork", status_code=201, openapi_extra=body_of(ForkSandbox))
 async def fork(request: Request, sandbox_id: str) -> Response:
-    """Make a sandbox that begins with a snapshot of this one."""
+    """Make a sandbox that begins with a snapshot of this one; with an Idempotency-Key once, as for any other."""
     found, key = resources(request), sandbox_key(request, sandbox_id)
-    body = await read(request, ForkSandbox)
+    raw = await read_body(request)
+    body = validate(ForkSandbox, parse(request, raw))
+    once = idempotency(request, raw)
     row = await sandboxes.get(found.pool, key)
     if row is None:
         raise NotFound(sandbox_use.MISSING)
@@ -70,7 +83,9 @@ async def fork(request: Request, sandbox_id: str) -> Response:
         snapshot_id = await _take(request, sandbox_id)
     else:
         snapshot_id = (await _snapshot(request, body.snapshot_id, of=key.run_id)).snapshot_id
-    wish = Wish(body.template or row.template, body.ttl_s, to_json(body.metadata).decode(), snapshot_id)
+    wish = Wish(
+        body.template or row.template, body.ttl_s, to_json(body.metadata).decode(), snapshot_id, *once
+    )
     return created_response(await unless_gone(request, sandbox_use.create(found, key.owner, wish)))
 
 

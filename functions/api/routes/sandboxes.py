@@ -10,7 +10,18 @@ from starlette.responses import Response
 from sandfleet.functions.api import sandbox_use
 from sandfleet.functions.api.docs import body_of
 from sandfleet.functions.api.fields import Body, Id, Limit, Metadata, Offset, Text
-from sandfleet.functions.api.requests import caller, parse_id, query_int, read, resources, unless_gone
+from sandfleet.functions.api.requests import (
+    caller,
+    idempotency,
+    parse,
+    parse_id,
+    query_int,
+    read,
+    read_body,
+    resources,
+    unless_gone,
+    validate,
+)
 from sandfleet.functions.api.responses import fragment, json_response, no_content, page_headers, utc
 from sandfleet.functions.api.sandbox_use import Use
 from sandfleet.shared.errors import InvalidRequest, NotFound
@@ -31,6 +42,13 @@ class CreateSandbox(Body):
     metadata: Metadata = Field(default_factory=dict)
     snapshot_id: Id | None = None
     """Whose files it begins with: of a sandbox or of a run."""
+
+
+class ChangeSandbox(Body):
+    """What of a sandbox can be changed."""
+
+    ttl_s: float = Field(gt=0, allow_inf_nan=False)
+    """It ends so many seconds from now, in place of when it was to end."""
 
 
 class SearchSandboxes(Body):
@@ -58,9 +76,12 @@ def use_of(request: Request, sandbox_id: str) -> Use:
 
 @router.post("/sandboxes", status_code=201, openapi_extra=body_of(CreateSandbox))
 async def create(request: Request) -> Response:
-    """Make a sandbox, and answer when commands can run in it."""
-    body = await read(request, CreateSandbox)
-    wish = Wish(body.template, body.ttl_s, to_json(body.metadata).decode(), body.snapshot_id)
+    """Make a sandbox, and answer when commands can run in it. A request that is sent again with its Idempotency-Key is answered
+    with the sandbox that it has made."""
+    raw = await read_body(request)
+    body = validate(CreateSandbox, parse(request, raw))
+    metadata = to_json(body.metadata).decode()
+    wish = Wish(body.template, body.ttl_s, metadata, body.snapshot_id, *idempotency(request, raw))
     made = await unless_gone(request, sandbox_use.create(resources(request), caller(request), wish))
     return created_response(made)
 
@@ -110,6 +131,14 @@ async def get(request: Request, sandbox_id: str) -> Response:
     row = await sandboxes.get(resources(request).pool, sandbox_key(request, sandbox_id))
     if row is None:
         raise NotFound(sandbox_use.MISSING)
+    return json_response(sandbox_view(row))
+
+
+@router.patch("/sandboxes/{sandbox_id}", openapi_extra=body_of(ChangeSandbox))
+async def change(request: Request, sandbox_id: str) -> Response:
+    """Change when a sandbox ends."""
+    body = await read(request, ChangeSandbox)
+    row = await sandbox_use.live(resources(request), sandbox_key(request, sandbox_id), body.ttl_s)
     return json_response(sandbox_view(row))
 
 
