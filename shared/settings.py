@@ -273,6 +273,11 @@ class Settings(BaseSettings):
         ge=0,
         description="Sum of the process limits of a host's sandboxes; 0 means four times what the kernel allows.",
     )
+    host_disk_bytes: int = Field(
+        0,
+        ge=0,
+        description="Sum of the workspaces on disk of a host's sandboxes; 0 means four times the size of its disk.",
+    )
     warm_sandboxes: int = Field(
         0,
         ge=0,

@@ -1,6 +1,7 @@
-"""What a host's sandboxes may use up together: memory, process ids, and how many they are."""
+"""What a host's sandboxes may use up together: memory, process ids, disk, and how many they are."""
 
 import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -13,15 +14,16 @@ _OVERCOMMIT = 4
 
 
 class Capacity(NamedTuple):
-    """Sums of the limits of sandboxes: memory in bytes, processes and threads, and their number."""
+    """Sums of the limits of sandboxes: memory in bytes, processes and threads, their number, and bytes of workspaces on disk."""
 
     memory: int
     pids: int
     sandboxes: int
+    disk: int
 
     @classmethod
     def of_host(cls, config: Settings) -> "Capacity":
-        """What the settings say, or else the machine's memory and process ids four times overcommitted."""
+        """What the settings say, or else the machine's memory, process ids and disk four times overcommitted."""
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         kernel = Path("/proc/sys/kernel")
         pids = min(int((kernel / name).read_text()) for name in ("pid_max", "threads-max"))
@@ -29,13 +31,19 @@ class Capacity(NamedTuple):
             config.host_memory_bytes or _OVERCOMMIT * memory,
             config.host_pids or _OVERCOMMIT * pids,
             config.host_sandboxes,
+            config.host_disk_bytes or _OVERCOMMIT * _disk(config.host_dir.absolute()),
         )
 
     @classmethod
     def of(cls, templates: Iterable[Template]) -> "Capacity":
         """What sandboxes of these templates take."""
         made_of = list(templates)
-        return cls(sum(t.memory for t in made_of), sum(t.pids for t in made_of), len(made_of))
+        return cls(
+            sum(t.memory for t in made_of),
+            sum(t.pids for t in made_of),
+            len(made_of),
+            sum(map(_on_disk, made_of)),
+        )
 
     def plus(self, other: "Capacity") -> "Capacity":
         """The sum."""
@@ -47,5 +55,16 @@ class Capacity(NamedTuple):
             (self.memory - taken.memory) // template.memory,
             (self.pids - taken.pids) // template.pids,
             self.sandboxes - taken.sandboxes,
+            *((self.disk - taken.disk) // need for need in (_on_disk(template),) if need),
         )
         return max(0 if taken.sandboxes else 1, fit)
+
+
+def _on_disk(template: Template) -> int:
+    return template.workspace if template.workspace_on == "disk" else 0
+
+
+def _disk(folder: Path) -> int:
+    """Size of the file system that a folder is in, or is to be made in."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    return shutil.disk_usage(there).total
