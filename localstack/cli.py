@@ -185,12 +185,15 @@ def sandbox_bench(
         str, typer.Option(help="Of exec, acquire, idle and runs, with commas.")
     ] = "exec,acquire,idle,runs",
     most: Annotated[int, typer.Option(help="Sandboxes at once at most.")] = 300,
+    swe_rex: Annotated[
+        Path | None, typer.Option(help="An environment with swe-rex and aiohttp, to measure it beside.")
+    ] = None,
 ) -> None:
     """Measure commands, acquires, idle sandboxes and many runs beside a plain use of the Docker Engine."""
     from sandfleet.localstack import terminal
     from sandfleet.localstack.commands import sandbox_bench as command
 
-    terminal.run(command.sandbox_bench(root, EXAMPLES, parts.split(","), most))
+    terminal.run(command.sandbox_bench(root, EXAMPLES, parts.split(","), most, swe_rex))
 
 
 @app.command()

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from sandfleet.localstack.measure import acquire_cost, exec_cost, idle_cost, many_runs
+from sandfleet.localstack.measure import acquire_cost, exec_cost, idle_cost, many_runs, swe_rex
 from sandfleet.localstack.measure.bed import bed
 from sandfleet.localstack.process import LocalStackError
 from sandfleet.localstack.stack import Stack
@@ -12,12 +12,18 @@ from sandfleet.localstack.terminal import Steps, out
 
 PARTS = ("exec", "acquire", "idle", "runs")
 _COLD = "[templates.cold]\n"
+_EXECUTORS = 2
 # Limits are what a sandbox may take; here they must not bound how many there are.
 _ROOM = {"SANDFLEET_HOST_MEMORY_BYTES": str(2**40), "SANDFLEET_HOST_PIDS": str(2**22)}
 
 
-async def sandbox_bench(root: Path, project: Path, parts: Sequence[str], most: int) -> int:
-    """Print the tables of these parts, with at most ``most`` sandboxes at once; 1 if a run failed."""
+async def sandbox_bench(
+    root: Path, project: Path, parts: Sequence[str], most: int, swe_rex_in: Path | None = None
+) -> int:
+    """Print the tables of these parts, with at most ``most`` sandboxes at once; 1 if a run failed. With an environment that
+    has swe-rex, that is measured too."""
+    if swe_rex_in is not None:
+        swe_rex.check(swe_rex_in)
     if unknown := set(parts) - set(PARTS):
         raise LocalStackError(f"There is no part {', '.join(sorted(unknown))}: use {', '.join(PARTS)}.")
     say = Steps()
@@ -32,15 +38,17 @@ async def sandbox_bench(root: Path, project: Path, parts: Sequence[str], most: i
     if "acquire" in parts:
         numbers = up_to(1, 10, 100)
         async with bed(root, project, say, acquire_cost.templates(numbers[-1]), **_ROOM) as made:
-            await acquire_cost.measure(made, numbers)
+            await acquire_cost.measure(made, numbers, swe_rex_in)
     if "idle" in parts:
         async with bed(root, project, say, _COLD, **_ROOM) as made:
             await idle_cost.measure(made, up_to(100, 300))
     if "runs" in parts:
-        stack = Stack(root, project, executors=2, sandbox="docker", env={**os.environ, **_ROOM}, say=say)
+        slots = {"SANDFLEET_SLOTS": str(-(-max(numbers := up_to(100, 300)) // _EXECUTORS))}
+        env = {**os.environ, **_ROOM, **slots}
+        stack = Stack(root, project, executors=_EXECUTORS, sandbox="docker", env=env, say=say)
         try:
             await stack.start()
-            failed = await many_runs.measure(stack, up_to(100, 300))
+            failed = await many_runs.measure(stack, numbers)
         finally:
             await stack.stop()
     load = os.getloadavg()[0]

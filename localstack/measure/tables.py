@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from sandfleet.localstack.terminal import out
+
+_WIDTH = 160  # also where the output goes to a file
 
 
 def show(title: str, headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -15,4 +18,4 @@ def show(title: str, headings: Sequence[str], rows: Sequence[Sequence[object]]) 
         table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
-    out.print(table)
+    Console(width=max(out.width, _WIDTH), highlight=False).print(table)
