@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from pathlib import Path
 
 from aiohttp import web
@@ -30,13 +31,15 @@ from sandfleet.fleet.host.registry import Registry
 from sandfleet.fleet.host.snapshots import Snapshots
 from sandfleet.fleet.host.state import StateFolder
 from sandfleet.fleet.host.warm import Refill
-from sandfleet.shared import logs, metrics_server
+from sandfleet.shared import logs, metrics_server, tracing
 from sandfleet.shared.db import logins
 from sandfleet.shared.errors import SandfleetError
 from sandfleet.shared.settings import Settings, settings
 from sandfleet.shared.templates import Templates, read_templates
 
 logger = logging.getLogger(__name__)
+
+_FLUSH_S = 2.0  # for spans that a collector has not taken yet
 
 
 def make_backend(config: Settings, templates: Templates, instance: str) -> Backend:
@@ -210,12 +213,17 @@ def main() -> None:
     config = settings()
     logs.configure("host", config.log_level)
     logins.keep_fresh(config)
+    instance = os.environ.get("SANDFLEET_INSTANCE", "default")
+    tracing.start("sandfleet-host", config, **{"sandfleet.host_id": Owner.of_host(config, instance).host_id})
     metrics_server.serve(config.metrics_listen)
     try:
-        asyncio.run(serve(config, os.environ.get("SANDFLEET_INSTANCE", "default")))
+        asyncio.run(serve(config, instance))
     except SandfleetError as error:
         logger.error(error.message)
         sys.exit(1)
+    flushing = threading.Thread(target=tracing.stop, args=(_FLUSH_S,), daemon=True)
+    flushing.start()
+    flushing.join(_FLUSH_S)
 
 
 if __name__ == "__main__":

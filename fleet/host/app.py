@@ -13,7 +13,7 @@ from sandfleet.fleet.host.command_routes import CommandRoutes, invalid
 from sandfleet.fleet.host.file_routes import FileRoutes
 from sandfleet.fleet.host.process_routes import ProcessRoutes
 from sandfleet.fleet.host.registry import Registry
-from sandfleet.shared import sandbox_token
+from sandfleet.shared import sandbox_token, tracing
 from sandfleet.shared.errors import HostUnavailable, SandfleetError
 from sandfleet.shared.settings import Settings
 from sandfleet.shared.store.snapshots import Snapshot
@@ -25,6 +25,7 @@ _MAX_BODY_BYTES = 16 * 1024 * 1024  # of a JSON request; file content is streame
 _CUT_OFF_S = 15.0  # without PostgreSQL for this long, no new sandbox is made
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+SPAN: web.RequestKey[tracing.Span] = web.RequestKey("span", tracing.Span)
 
 
 class AcquireRequest(Body):
@@ -55,7 +56,7 @@ class HostApi:
     def application(self) -> web.Application:
         """The aiohttp application."""
         application = web.Application(
-            middlewares=[self._errors, self._tokens], client_max_size=_MAX_BODY_BYTES
+            middlewares=[_traced, self._errors, self._tokens], client_max_size=_MAX_BODY_BYTES
         )
         application.add_routes(
             [
@@ -91,6 +92,8 @@ class HostApi:
             fence = sandbox_token.verify(self._settings.host_secret, token, now).fence
             self._registry.admit(fence)
             request[FENCE] = fence
+            request[SPAN].set("sandfleet.run_id", str(fence.key.run_id))
+            request[SPAN].set("sandfleet.attempt", fence.attempt)
         return await handler(request)
 
     async def _health(self, _: web.Request) -> web.Response:
@@ -131,6 +134,25 @@ class HostApi:
     async def _remove(self, request: web.Request) -> web.Response:
         self._registry.dismiss(request[FENCE].key)
         return web.Response(status=204)
+
+
+@web.middleware
+async def _traced(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Go on with the trace of whoever calls; without one a request is no part of any. The span of a command lasts until its
+    end."""
+    request[SPAN] = tracing.Span()
+    parent = tracing.parse(request.headers.get("traceparent"))
+    resource = request.match_info.route.resource
+    if parent is None or resource is None or request.path == "/health" or not tracing.on():
+        return await handler(request)
+    about = {"http.request.method": request.method, "http.route": resource.canonical}
+    with tracing.span(f"{request.method} {resource.canonical}", about, parent=parent, kind="server") as span:
+        request[SPAN] = span
+        response = await handler(request)
+        span.set("http.response.status_code", response.status)
+        if response.status >= 500:
+            span.failed(str(response.status))
+        return response
 
 
 def _snapshot(snapshot: Snapshot) -> dict[str, Any]:

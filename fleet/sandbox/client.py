@@ -11,6 +11,7 @@ import aiohttp
 
 from sandfleet.fleet.sandbox.attached import AttachedCommand
 from sandfleet.fleet.sandbox.errors import StaleAttempt, from_host
+from sandfleet.shared import tracing
 from sandfleet.shared.errors import HostAway, HostBroke, HostUnavailable, SandboxError, SandfleetError
 from sandfleet.shared.sandbox_token import SandboxTokenInvalid
 from sandfleet.shared.templates import DEFAULT
@@ -131,10 +132,9 @@ class SandboxClient:
         self, method: str, path: str, token: str, limit_s: float | None = _ANSWER_TIMEOUT_S, **body: Any
     ) -> AsyncGenerator[aiohttp.ClientResponse, None]:
         timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=_CONNECT_TIMEOUT_S)
-        headers = {"Authorization": f"Bearer {token}"}
         with self._explained():
             async with self._opened().request(
-                method, path, headers=headers, timeout=timeout, **body
+                method, path, headers=_headers(token), timeout=timeout, **body
             ) as response:
                 if response.status >= 400:
                     raise await _failure(response)
@@ -142,12 +142,11 @@ class SandboxClient:
 
     async def attach(self, token: str, request: dict[str, Any]) -> AttachedCommand:
         """Start a command whose input and output go on at once; the caller closes what this returns."""
-        headers = {"Authorization": f"Bearer {token}"}
         with self._explained():
             try:
                 socket = await self._opened().ws_connect(
                     "/sandbox/attach",
-                    headers=headers,
+                    headers=_headers(token),
                     max_msg_size=_MAX_MESSAGE_BYTES,
                     heartbeat=_HEARTBEAT_S,
                 )
@@ -188,6 +187,12 @@ class SandboxClient:
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             raise HostBroke("The connection to the sandbox host broke.") from error
+
+
+def _headers(token: str) -> dict[str, str]:
+    """Whose sandbox is meant, and the span that the host goes on from."""
+    traceparent = tracing.current_traceparent()
+    return {"Authorization": f"Bearer {token}", **({"traceparent": traceparent} if traceparent else {})}
 
 
 async def _failure(response: aiohttp.ClientResponse) -> SandfleetError:

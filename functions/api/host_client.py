@@ -14,6 +14,7 @@ import httpx
 
 from sandfleet.functions.api.host_ask import Ask
 from sandfleet.functions.api.sandbox_errors import HostRefused
+from sandfleet.shared import tracing
 from sandfleet.shared.errors import HostAway, HostBroke
 from sandfleet.shared.settings import Settings
 
@@ -72,6 +73,7 @@ class HostClient:
                 f"The sandbox's host {host_id} does not answer here. If it is on another machine than the API, set "
                 "SANDFLEET_HOST_LISTEN there."
             )
+        span = tracing.current_traceparent()
         try:
             request = client.build_request(
                 ask.method,
@@ -79,7 +81,7 @@ class HostClient:
                 params=dict(ask.params),
                 json=ask.json,
                 content=ask.content,
-                headers={"authorization": f"Bearer {token}"},
+                headers={"authorization": f"Bearer {token}", **({"traceparent": span} if span else {})},
                 timeout=httpx.Timeout(ask.silence_s, connect=_CONNECT_S),
             )
             response = await client.send(request, stream=True)

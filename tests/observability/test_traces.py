@@ -46,7 +46,8 @@ def fresh():
 
 
 async def test_a_trace_goes_from_the_caller_through_the_api_to_model_tool_and_sandbox(stack, collector):
-    """Red when a part begins a trace of its own: the run forgets the header, or nodes, calls and sandbox their parent."""
+    """Red when a part begins a trace of its own: the run forgets the header, or nodes, calls, sandbox and its host their
+    parent."""
     trace_id, caller, traceparent = fresh()
     given = asking(execute("echo hi"), {"text": "done"})
     await run_with(stack, traceparent, "agent", given)
@@ -55,7 +56,8 @@ async def test_a_trace_goes_from_the_caller_through_the_api_to_model_tool_and_sa
         spans = collector.of_trace(trace_id)
         return (
             spans
-            if {"run", "finish"} <= {s.name for s in spans} and any("/runs/wait" in s.name for s in spans)
+            if {"run", "finish", "PUT /sandbox", "POST /sandbox/exec"} <= {s.name for s in spans}
+            and any("/runs/wait" in s.name for s in spans)
             else None
         )
 
@@ -79,11 +81,16 @@ async def test_a_trace_goes_from_the_caller_through_the_api_to_model_tool_and_sa
     assert f"{api} > run > finish" in paths
     assert f"{api} > run > node model > chat scripted" in paths
     assert f"{api} > run > node tools > sandbox acquire" in paths
+    assert f"{api} > run > node tools > sandbox acquire > PUT /sandbox" in paths
     assert f"{api} > run > node tools > execute_tool execute > sandbox exec" in paths
+    assert f"{api} > run > node tools > execute_tool execute > sandbox exec > POST /sandbox/exec" in paths
     (run,) = [span for span in spans if span.name == "run"]
     assert run.attributes["sandfleet.tenant"] == "local"
     assert run.attributes["sandfleet.status"] == "success"
     assert run.attributes["sandfleet.attempt"] == 1
+    at_host = [span for span in spans if span.service == "sandfleet-host"]
+    assert {span.attributes["sandfleet.run_id"] for span in at_host} == {run.attributes["sandfleet.run_id"]}
+    assert all(span.attributes["http.response.status_code"] < 300 for span in at_host)
     models = [span for span in spans if span.name == "chat scripted"]
     assert all(span.attributes["gen_ai.usage.output_tokens"] > 0 for span in models)
     assert not any(span.failed for span in spans)
@@ -91,6 +98,24 @@ async def test_a_trace_goes_from_the_caller_through_the_api_to_model_tool_and_sa
         parent = by_id.get(span.parent_id)
         assert span.start_ns <= span.end_ns
         assert parent is None or span.name == "queue" or parent.start_ns <= span.start_ns + CLOCKS_NS
+
+
+async def test_a_sandbox_without_a_run_is_a_part_of_the_request_for_it(stack, collector):
+    """Red when the API sends its host no `traceparent`."""
+    trace_id, _, traceparent = fresh()
+    headers = {"x-api-key": stack.info.api_key, "traceparent": traceparent}
+    async with httpx.AsyncClient(
+        base_url=stack.info.api_url, timeout=120, trust_env=False, headers=headers
+    ) as http:
+        made = (await http.post("/sandboxes", json={})).raise_for_status().json()
+        await http.delete(f"/sandboxes/{made['sandbox_id']}")
+
+    def found():
+        of = {span.name: span for span in collector.of_trace(trace_id)}
+        return of if of.keys() >= {"POST /sandboxes", "PUT /sandbox"} else None
+
+    spans = await eventually(found, what="the spans of the API and the host")
+    assert spans["PUT /sandbox"].parent_id == spans["POST /sandboxes"].span_id
 
 
 async def test_the_model_provider_is_told_its_span(stack, collector):
