@@ -16,13 +16,15 @@ from psycopg import AsyncConnection
 from sandfleet.shared.permits import Permits
 
 _BATCH = 10  # messages in one SQS call at most
-_LOOK_S = 30  # a listed permit is hidden from the next look for so long
+LOOK_S = 30
+"""A listed permit is hidden from the next look for so long."""
+
 _SILENT_AFTER_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class DeadPermit:
-    """A permit in a dead-letter queue. ``receives`` counts its deliveries, ``handle`` deletes it for ``_LOOK_S``."""
+    """A permit in a dead-letter queue. ``receives`` counts its deliveries, ``handle`` deletes it for ``LOOK_S``."""
 
     pool: str
     message_id: str
@@ -83,7 +85,7 @@ async def dead_permits(permits: Permits, limit: int) -> list[DeadPermit]:
             answer = await sqs.receive_message(
                 QueueUrl=url,
                 MaxNumberOfMessages=min(_BATCH, limit - seen),
-                VisibilityTimeout=_LOOK_S,
+                VisibilityTimeout=LOOK_S,
                 WaitTimeSeconds=0,
                 AttributeNames=["SentTimestamp", "ApproximateReceiveCount"],
             )
@@ -104,18 +106,22 @@ async def dead_permits(permits: Permits, limit: int) -> list[DeadPermit]:
     return found
 
 
-async def redrive(permits: Permits, dead: Sequence[DeadPermit]) -> None:
-    """Send a fresh permit for each dead one, and remove those. Sent first: one too many is found to be surplus."""
+async def redrive(permits: Permits, dead: Sequence[DeadPermit]) -> int:
+    """Send a fresh permit for each dead one, and remove those. Sent first: one too many is found to be surplus. Returns how
+    many could not be removed, since they were listed more than ``LOOK_S`` ago: these come back."""
+    left = 0
     urls = await dead_letter_urls(permits)
     for pool in {permit.pool for permit in dead}:
         handles = [permit.handle for permit in dead if permit.pool == pool]
         for start in range(0, len(handles), _BATCH):
             batch = handles[start : start + _BATCH]
             await permits.send(pool, len(batch))
-            await (await permits.client()).delete_message_batch(
+            answer = await (await permits.client()).delete_message_batch(
                 QueueUrl=urls[pool],
                 Entries=[{"Id": str(n), "ReceiptHandle": handle} for n, handle in enumerate(batch)],
             )
+            left += len(answer.get("Failed", []))
+    return left
 
 
 async def dead_letter_urls(permits: Permits) -> dict[str, str]:

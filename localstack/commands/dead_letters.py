@@ -7,7 +7,7 @@ from rich.table import Table
 
 from sandfleet.localstack.deployment_check import find_deployment
 from sandfleet.localstack.terminal import out
-from sandfleet.shared.dead_letters import dead_permits, pool_state, redrive
+from sandfleet.shared.dead_letters import LOOK_S, dead_permits, pool_state, redrive
 from sandfleet.shared.permits import Permits
 
 
@@ -18,7 +18,7 @@ async def dead_letters(root: Path, anew: bool, limit: int) -> int:
     try:
         found = await dead_permits(permits, limit)
         if not found:
-            out.print("No dead permits.")
+            out.print(f"No dead permits but those that were listed in the last {LOOK_S} s.")
             return 0
         table = Table(box=None, pad_edge=False)
         for title in ("pool", "message", "sent", "received"):
@@ -35,8 +35,10 @@ async def dead_letters(root: Path, anew: bool, limit: int) -> int:
                     f"{state.executors} executors alive; most deaths of a run in a row: {state.most_deaths}"
                 )
         if anew:
-            await redrive(permits, found)
+            left = await redrive(permits, found)
             out.print(f"Sent {len(found)} anew.")
+            if left:
+                out.print(f"{left} of them could not be removed: they are listed again.")
         else:
             out.print(
                 "No run waits for these: PostgreSQL finds ready runs. Look why executors died; --redrive sends them anew."

@@ -2,12 +2,14 @@
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from redis.asyncio import Redis
 
 from sandfleet.fleet.executor.permit_keeper import PermitKeeper
 from sandfleet.shared import waker as waker_module
+from sandfleet.shared.dead_letters import dead_letter_urls, dead_permits, redrive
 from sandfleet.shared.ids import new_id
 from sandfleet.shared.permits import Permits
 from sandfleet.shared.settings import Settings
@@ -200,3 +202,17 @@ async def test_surplus_permits_are_deleted(permits):
         await eventually(lambda: not keeper._held)
         await keeper.release()
     assert await hidden(permits) == 0
+
+
+async def test_a_dead_permit_that_is_not_removed_is_counted(permits):
+    """Red when the queue's answer is not looked at: who was told that it was sent anew finds it dead again."""
+    queue = (await dead_letter_urls(permits))["default"]
+    for _ in range(2):
+        await (await permits.client()).send_message(QueueUrl=queue, MessageBody="{}")
+    removed, listed_long_ago = await eventually(lambda: both(permits), what="two dead permits")
+    assert await redrive(permits, [removed, replace(listed_long_ago, handle="of another time")]) == 1
+
+
+async def both(permits):
+    found = await dead_permits(permits, 10)
+    return found if len(found) == 2 else None
