@@ -47,6 +47,7 @@ _NO_SUSPECT_S = 5.0
 _SUSPECTS_EVERY_S = 1.0
 _PROTECTION_EVERY_S = 0.25
 _LOOK_EVERY_S = 0.25
+_LOST_EVERY_S = 1.0
 _PAUSE_AFTER_ERROR_S = 0.5
 _CANCEL_AGAIN_S = 0.5
 _START_PATIENCE_S = 60.0
@@ -172,6 +173,7 @@ class Executor:
             self._every(settings.cancel_poll_ms / 1000, self._held.tend_stuck),
             self._every(orders_every_s, self._follow_orders),
             self._every(_LOOK_EVERY_S, self._look_at_the_graphs),
+            self._every(_LOST_EVERY_S, self._give_back_lost),
         ]
         if self._suspects:
             claiming.append(self._every(_NEXT_SUSPECT_S, self._ask_for_the_next_suspect))
@@ -217,8 +219,6 @@ class Executor:
                 self._was_full = free <= 0
             except (psycopg.Error, OSError, TimeoutError) as error:
                 _log.warning("claiming failed: %s", type(error).__name__)
-                # It may have been carried out, or be so yet by a server that was frozen.
-                self._claim_in_doubt_until = time.monotonic() + self._settings.lease_s
                 await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
                 self._claim_now.set()
             self._keeper.settle_soon()
@@ -237,24 +237,35 @@ class Executor:
         longest = not self._suspects and self._claims % _STARVATION_GUARD == 0
         sent = time.monotonic()
         async with self._claimer.connection() as connection:
-            if sent < self._claim_in_doubt_until:
-                await give_back_lost(connection, self._id, self._held.fences())
-            claimed = await claim(
-                connection,
-                settings.pool,
-                self._id,
-                settings.lease_s,
-                free,
-                longest_waiting=longest,
-                poison_limit=settings.poison_limit,
-                suspects=self._suspects,
-            )
+            try:
+                claimed = await claim(
+                    connection,
+                    settings.pool,
+                    self._id,
+                    settings.lease_s,
+                    free,
+                    longest_waiting=longest,
+                    poison_limit=settings.poison_limit,
+                    suspects=self._suspects,
+                )
+            except (psycopg.Error, OSError, TimeoutError):
+                # It may have been carried out, or be so yet by a server that was frozen.
+                self._claim_in_doubt_until = time.monotonic() + settings.lease_s
+                raise
             for run in claimed:
                 self._held.add(run, sent + settings.lease_s)
                 self._clocks[run.run_class] = max(run.vtime, self._clocks.get(run.run_class, 0))
         if self._clocks and (self._advancing is None or self._advancing.done()):
             self._advancing = self._spawn(self._advance_clocks())
         return len(claimed) == (1 if longest else free)
+
+    async def _give_back_lost(self) -> None:
+        """Let others have what a claim took whose reply did not come. On the connection of claims: no other one is under
+        way meanwhile, whose runs are not known here yet."""
+        if time.monotonic() < self._claim_in_doubt_until:
+            async with self._claimer.connection() as connection:
+                lost = await give_back_lost(connection, self._id, self._held.fences())
+            self._waker.wake(self._settings.pool, len(lost))
 
     async def _ask_for_the_next_suspect(self) -> None:
         """The database gives one at a time, and nobody rings when this one has proved not to kill its executor."""
@@ -403,6 +414,7 @@ class Executor:
         """After the claiming loops have been ended."""
         if self._claiming is not None:
             await asyncio.wait([self._claiming])
+        await _in_time(self._give_back_lost())
         if not self._suspects:
             self._waker.wake(self._settings.pool)  # for a ring or permit that was taken, and not acted upon
         ended = asyncio.create_task(self._held.wait_until_ended(self._settings.drain_grace_s))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, LiteralString
 from unittest.mock import patch
 
+import psycopg
 import pytest
 from redis.asyncio import Redis
 
@@ -206,3 +207,34 @@ async def test_no_suspect_is_begun_beside_the_graph_of_one_that_was_lost(
             lambda: number(pool, "select count(*) from runs where status = 'success'"),
             what="the next one's end",
         )
+
+
+@pytest.mark.parametrize("then", ["drains", "takes nothing"])
+async def test_what_a_claim_took_whose_reply_was_lost_is_given_back(
+    pool: Pool, database: str, redis_url: str, then: str
+) -> None:
+    """Nobody renews it, and that is no death. Red when only the next claim looks for it, which does not come while an
+    executor drains, or a graph holds its loop."""
+    await submit(pool, replace(submission("flood", new_id()), kwargs='{"input": {}}'))
+    claimed, losing = control.claim, True
+
+    async def loses(*given: Any, **options: Any) -> Any:
+        nonlocal losing
+        runs = await claimed(*given, **options)
+        if not (runs and losing):
+            return runs
+        losing = False
+        if then == "drains":
+            executor.drain()
+        else:
+            executor._retiring = True
+            executor._takes_runs.clear()
+        raise psycopg.OperationalError("The reply was lost.")
+
+    given_back: LiteralString = "select count(*) from runs where status = 'pending' and attempt = 1 and deaths = 0 and lease_owner is null"
+    with patch.object(control, "claim", loses), patch.object(control, "_HEARTBEAT_EVERY_S", 3600.0):
+        async with executing(database, redis_url, slots=8) as executor:
+            await eventually(lambda: not losing, what="a claim")
+            if then == "takes nothing":
+                await eventually(lambda: number(pool, given_back), what="the run's return")
+    assert await number(pool, given_back) == 1
