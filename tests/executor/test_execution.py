@@ -508,12 +508,13 @@ async def test_a_call_that_its_caller_has_given_up_is_missed_by_nobody(
     assert (await executor.stored(execution.run.fence.key))[:2] == ("success", None)
 
 
+@pytest.mark.parametrize("rolled_back", [False, True], ids=["kept", "rolled back"])
 @pytest.mark.parametrize("renewed", [False, True], ids=["before a renewal", "beside a renewal"])
 async def test_an_end_whose_reply_was_lost_is_known_as_its_own(
-    executor: Executor, monkeypatch: pytest.MonkeyPatch, renewed: bool
+    executor: Executor, monkeypatch: pytest.MonkeyPatch, renewed: bool, rolled_back: bool
 ) -> None:
-    """Red when the attempt is taken for superseded that has ended the run: by the second call, which finds it ended, or
-    by a renewal, which finds no running run any more. Its `end` would come late, its sandbox would be left to the host, and
+    """Red when the attempt is taken for superseded that has ended the run: by the second call, which finds it ended,
+    or does not find it where it was undone, or by a renewal, which finds no running run any more. Its `end` would come late, its sandbox would be left to the host, and
     it would count as lost."""
     finish, answered = Finisher.finish, 0
 
@@ -542,6 +543,8 @@ async def test_an_end_whose_reply_was_lost_is_known_as_its_own(
     monkeypatch.setattr(ExecutorMetrics, "ended", lambda _, run, ending, *rest: counted.append(ending.status))
     monkeypatch.setattr(ExecutorMetrics, "left", lambda _, run, why: counted.append(why))
     execution = await executor.claim(graph_of(step))
+    if rolled_back:
+        execution.stop(execution_module.Stop.ROLLBACK)
     await execution.execute()
     key = execution.run.fence.key
 
@@ -551,7 +554,9 @@ async def test_an_end_whose_reply_was_lost_is_known_as_its_own(
 
     await eventually(shown, what="the end in the stream")
     assert answered == 2
-    assert counted == ["success"]
+    assert counted == ["interrupted" if rolled_back else "success"]
     assert len(removed) == 1
-    assert (await executor.stored(key))[:2] == ("success", None)
-    assert [event for _, event in await executor.world.journal(key)].count("end") == 1
+    async with executor.world.pool.connection() as connection:
+        cursor = await connection.execute("select status from runs where run_id = %s", (key.run_id,))
+        assert await cursor.fetchall() == ([] if rolled_back else [("success",)])
+    assert [event for _, event in await executor.world.journal(key)].count("end") == (not rolled_back)
