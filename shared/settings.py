@@ -39,6 +39,10 @@ class Settings(BaseSettings):
         validation_alias=AliasChoices("REDIS_URL", "SANDFLEET_REDIS_URL"),
         description="Redis 6.2 or newer, or Valkey, cluster mode off: streams, rings, cancel keys.",
     )
+    deployment: str = Field(
+        "sandfleet",
+        description="Name of the deployment: a dimension of its metrics in CloudWatch, where several may be side by side.",
+    )
     admin_secret_arn: str = Field(
         "",
         description="Secret with username and password of the database's administrator; for migrations alone.",
@@ -176,6 +180,12 @@ class Settings(BaseSettings):
         10.0, ge=0, description="How long an executor lets runs finish after SIGTERM."
     )
 
+    ecs_metadata_uri: str | None = Field(
+        None,
+        validation_alias=AliasChoices("ECS_CONTAINER_METADATA_URI_V4", "SANDFLEET_ECS_METADATA_URI"),
+        description="Where the ECS task that the executor is can be asked who it is; ECS sets it. While ECS replaces "
+        "tasks, those of an older version take no more runs and hand over those that they have.",
+    )
     ecs_agent_uri: str | None = Field(
         None,
         validation_alias=AliasChoices("ECS_AGENT_URI", "SANDFLEET_ECS_AGENT_URI"),

@@ -14,6 +14,7 @@ from sandfleet.fleet.executor import traces
 from sandfleet.fleet.executor.execution import Ended
 from sandfleet.fleet.executor.graph_thread import GraphThread
 from sandfleet.fleet.executor.held_runs import STUCK_AFTER_S, HeldRuns
+from sandfleet.fleet.executor.own_task import read_own_task
 from sandfleet.fleet.executor.permit_keeper import PermitKeeper
 from sandfleet.fleet.executor.quarantine import Quarantine
 from sandfleet.fleet.executor.registration import executor_id, heartbeat, register_graphs, sign_off
@@ -88,7 +89,8 @@ class Executor:
         # Cleared while a graph holds the graphs' loop, or the executor is one too many.
         self._takes_runs = asyncio.Event()
         self._takes_runs.set()
-        self._retiring = False
+        self._retiring = self._replaced = False
+        self._task: str | None = None
         self._our_turn = asyncio.Event()  # to sweep; cleared when it is done
         self._loop = asyncio.get_running_loop()
         # No socket_timeout: on Python 3.11 it may swallow a cancellation. Each call has a limit of its own.
@@ -187,8 +189,10 @@ class Executor:
                 self._every(TOP_UP_EVERY_S, self._top_up),
                 self._every(_HEARTBEAT_EVERY_S, self._heartbeat),
             ]
+            if settings.ecs_metadata_uri:
+                self._task = await read_own_task(settings.ecs_metadata_uri)
             if settings.ecs_agent_uri:
-                protection = TaskProtection(settings.ecs_agent_uri, self._executes)
+                protection = TaskProtection(settings.ecs_agent_uri, self._keeps_its_task)
                 duties.append(self._every(_PROTECTION_EVERY_S, protection.protect_the_task))
             if self._permits.has_queue(settings.pool):
                 claiming.append(self._keeper.receive)
@@ -314,6 +318,11 @@ class Executor:
         """Whether a run is executed here, or in the process for suspects."""
         return bool(self._held) or self._quarantine.alive
 
+    def _keeps_its_task(self) -> bool:
+        """Whether ECS may not take the task: not if a newer version replaces it, since runs that last would hold up the
+        deployment. It is told to stop then, and hands over what it does not finish."""
+        return self._executes() and not self._replaced
+
     async def _count_ready(self, pool: str, limit: int) -> int:
         async with self._claimer.connection() as connection:
             return await count_ready(connection, pool, limit)
@@ -359,7 +368,7 @@ class Executor:
     async def _heartbeat(self) -> None:
         settings, lag_ms = self._settings, self._thread.watch.take_worst_ms()
         async with self._chores.connection() as connection:
-            retiring = await heartbeat(
+            orders = await heartbeat(
                 connection,
                 self._id,
                 settings.pool,
@@ -367,14 +376,20 @@ class Executor:
                 slots=settings.slots,
                 busy=len(self._held),
                 loop_lag_ms=lag_ms,
+                task=self._task,
                 draining=self._draining.is_set(),
             )
-        if retiring is self._retiring or self._draining.is_set():
+        self._replaced = orders.replaced
+        if orders.retiring is self._retiring or self._draining.is_set():
             return
-        self._retiring = retiring
+        self._retiring = orders.retiring
         await self._look_at_the_graphs()
-        _log.info("takes no more runs: there are executors enough" if retiring else "takes runs again")
-        if not retiring:
+        if orders.retiring:
+            why = "a newer version replaces it" if orders.replaced else "there are executors enough"
+            _log.info("takes no more runs: %s", why)
+        else:
+            _log.info("takes runs again")
+        if not orders.retiring:
             self._claim_now.set()  # whoever rang meanwhile rang for somebody else
 
     def _every(

@@ -1,6 +1,6 @@
 """Telling the API what this executor serves: graphs, their assistants, and that it is alive."""
 
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import orjson
@@ -43,6 +43,15 @@ async def register_graphs(
             )
 
 
+class Orders(NamedTuple):
+    """What an executor is told when it beats."""
+
+    retiring: bool
+    """It is one too many, and should take nothing more."""
+    replaced: bool
+    """A newer version takes its place: it should not wait for the ends of its runs, but hand them over."""
+
+
 async def heartbeat(
     connection: Connection,
     executor_id: str,
@@ -52,24 +61,27 @@ async def heartbeat(
     slots: int,
     busy: int,
     loop_lag_ms: int,
+    task: str | None = None,
     draining: bool = False,
-) -> bool:
+) -> Orders:
     """Say that this executor is alive, how full it is and how late its graphs' loop was, on the database's clock.
 
-    ``host_id`` is the sandbox host of its machine, if the machine is to be known as one. An executor that is ``draining``
-    retires for good. Returns whether it is one too many: then it should take nothing more.
+    ``host_id`` is the sandbox host of its machine, if the machine is to be known as one; ``task`` the ECS task that it is.
+    An executor that is ``draining`` retires for good.
     """
     cursor = await connection.execute(
-        """insert into executors (executor_id, pool, host_id, slots, busy, loop_lag_ms, retiring_until)
-             values (%s, %s, %s, %s, %s, %s, %s::timestamptz)
+        """insert into executors (executor_id, pool, host_id, slots, busy, loop_lag_ms, task, retiring_until)
+             values (%s, %s, %s, %s, %s, %s, %s, %s::timestamptz)
            on conflict (executor_id) do update set busy = excluded.busy, loop_lag_ms = excluded.loop_lag_ms,
-             heartbeat_at = clock_timestamp(),
+             heartbeat_at = clock_timestamp(), task = excluded.task,
              retiring_until = coalesce(excluded.retiring_until, executors.retiring_until)
-           returning coalesce(retiring_until > clock_timestamp(), false)""",
-        (executor_id, pool, host_id, slots, busy, loop_lag_ms, "infinity" if draining else None),
+           returning coalesce(retiring_until > clock_timestamp(), false),
+             replaced and coalesce(retiring_until > clock_timestamp(), false)""",
+        (executor_id, pool, host_id, slots, busy, loop_lag_ms, task, "infinity" if draining else None),
     )
     row = await cursor.fetchone()
-    return row is not None and bool(row[0])
+    assert row is not None
+    return Orders(*row)
 
 
 async def sign_off(connection: Connection, executor_id: str) -> None:

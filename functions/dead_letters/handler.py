@@ -7,10 +7,10 @@ import asyncio
 from collections import Counter
 from typing import Any
 
-from aws_lambda_powertools import Metrics, single_metric
 from aws_lambda_powertools.metrics import MetricUnit
 from aws_lambda_powertools.utilities.data_classes import SQSEvent
 
+from sandfleet.functions.emf import emit
 from sandfleet.functions.lambda_database import connect
 from sandfleet.functions.lambda_logs import failing_without_content, lambda_logger
 from sandfleet.shared.dead_letters import pool_state, reconcile
@@ -19,11 +19,9 @@ from sandfleet.shared.settings import Settings, settings
 
 _configured = settings()
 logger = lambda_logger("sandfleet-dead-letters", _configured)
-metrics = Metrics(namespace="sandfleet", service="dead-letters")
 
 
 @logger.inject_lambda_context(clear_state=True)
-@metrics.log_metrics
 @failing_without_content(logger)
 def handler(event: dict[str, Any], _: Any) -> dict[str, int]:
     """Entry point of the function: an event of SQS. Returns how many permits of each pool were dead."""
@@ -39,7 +37,6 @@ def handler(event: dict[str, Any], _: Any) -> dict[str, int]:
                 "sent_ms": record.attributes.sent_timestamp,
             },
         )
-    metrics.add_metric(name="DeadPermits", unit=MetricUnit.Count, value=dead.total())
     asyncio.run(_reconcile(_configured, dead))
     return dict(dead)
 
@@ -64,9 +61,9 @@ async def _reconcile(config: Settings, dead: Counter[str]) -> None:
                         "most_deaths": state.most_deaths,
                     },
                 )
-                with single_metric(
-                    name="DeadPermitsOfPool", unit=MetricUnit.Count, value=count, namespace="sandfleet"
-                ) as metric:
-                    metric.add_dimension(name="pool", value=pool)
+                emit(
+                    {"Deployment": config.deployment, "Pool": pool},
+                    {"DeadPermits": (MetricUnit.Count, count)},
+                )
     finally:
         await permits.aclose()

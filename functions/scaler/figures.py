@@ -1,16 +1,11 @@
-"""The figures of a pool as CloudWatch gets them: in a line of the log (EMF), which costs no call."""
+"""The figures of a pool, and how they are published."""
 
-from aws_lambda_powertools import Metrics
-from aws_lambda_powertools.metrics import MetricResolution, MetricUnit
+from aws_lambda_powertools.metrics import MetricUnit
 
+from sandfleet.functions.emf import NAMESPACE, Figures, emit
 from sandfleet.functions.scaler.fleet import Clients
 from sandfleet.shared.scaling.decision import Load
 from sandfleet.shared.settings import Settings
-
-NAMESPACE = "sandfleet"
-DIMENSION = "Pool"
-
-Figures = dict[str, tuple[MetricUnit, float]]
 
 
 def figures_of(load: Load, desired: int | None, visible: int | None, latencies: dict[str, float]) -> Figures:
@@ -18,14 +13,14 @@ def figures_of(load: Load, desired: int | None, visible: int | None, latencies: 
     ``latencies`` are seconds by name."""
     figures: Figures = {
         "OldestReadyAge": (MetricUnit.Seconds, load.oldest_s),
+        "OldestRoomWait": (MetricUnit.Seconds, load.room_wait_s),
+        "OldestWait": (MetricUnit.Seconds, load.wait_s),
         "ReadyRuns": (MetricUnit.Count, load.ready),
         "BacklogPerSlot": (MetricUnit.Count, load.ready / max(load.slots, 1)),
-        "FreeSlots": (MetricUnit.Count, max(0, load.slots - load.busy)),
+        "FreeSlots": (MetricUnit.Count, load.room),
         "BusyExecutors": (MetricUnit.Count, load.executors - load.idle),
         "Executors": (MetricUnit.Count, load.executors),
     }
-    if load.room_wait_s:
-        figures["OldestRoomWait"] = (MetricUnit.Seconds, load.room_wait_s)
     if desired is not None:
         figures["DesiredExecutors"] = (MetricUnit.Count, desired)
     if visible is not None:
@@ -34,12 +29,9 @@ def figures_of(load: Load, desired: int | None, visible: int | None, latencies: 
 
 
 async def publish(settings: Settings, clients: Clients, pool: str, figures: Figures) -> None:
-    """Publish a pool's figures at a resolution of a second. An emulator reads no metrics from logs: it is called."""
-    metrics = Metrics(namespace=NAMESPACE, service="")  # a service would be a second dimension
-    metrics.add_dimension(DIMENSION, pool)
-    for name, (unit, value) in figures.items():
-        metrics.add_metric(name, unit, value, resolution=MetricResolution.High)
-    metrics.flush_metrics()
+    """Publish a pool's figures. An emulator reads no metrics from logs: it is called."""
+    dimensions = {"Deployment": settings.deployment, "Pool": pool}
+    emit(dimensions, figures)
     if settings.aws_endpoint_url:
         cloudwatch = await clients.of("cloudwatch")
         await cloudwatch.put_metric_data(
@@ -47,7 +39,7 @@ async def publish(settings: Settings, clients: Clients, pool: str, figures: Figu
             MetricData=[
                 {
                     "MetricName": name,
-                    "Dimensions": [{"Name": DIMENSION, "Value": pool}],
+                    "Dimensions": [{"Name": key, "Value": value} for key, value in dimensions.items()],
                     "Unit": unit.value,
                     "Value": value,
                 }

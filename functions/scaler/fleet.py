@@ -54,9 +54,18 @@ class Service:
         """The count that the service was asked for. Raises ScalingFailed if there is no such service."""
         return int((await self._describe())["desiredCount"])
 
-    async def is_replacing(self) -> bool:
-        """Whether tasks of an older deployment are there beside those that replace them."""
-        return len((await self._describe()).get("deployments", ())) > 1
+    async def newest_tasks(self) -> Set[str] | None:
+        """Ids of the tasks that replace those of older deployments; None: there is one deployment."""
+        deployments = (await self._describe()).get("deployments", ())
+        if len(deployments) < 2:
+            return None
+        newest = next(d["id"] for d in deployments if d["status"] == "PRIMARY")
+        tasks: set[str] = set()
+        # Started by a service, a task has the deployment's id there; no other filter may stand beside it.
+        pages = self._client.get_paginator("list_tasks").paginate(cluster=self._cluster, startedBy=newest)
+        async for page in pages:
+            tasks |= {arn.rpartition("/")[2] for arn in page["taskArns"]}
+        return tasks
 
     async def _describe(self) -> dict[str, Any]:
         try:
@@ -86,9 +95,9 @@ class Group:
         """The capacity that the group was asked for. Raises ScalingFailed if there is no such group."""
         return int((await self._describe())["DesiredCapacity"])
 
-    async def is_replacing(self) -> bool:
-        """False: a group has no deployments."""
-        return False
+    async def newest_tasks(self) -> Set[str] | None:
+        """None: a group has no deployments."""
+        return None
 
     async def protect(self, busy: Set[str]) -> None:
         """Keep the ``busy`` hosts from being taken when the group scales in, whoever asks for it, and give the others free."""

@@ -17,7 +17,7 @@ from sandfleet.functions.scaler.figures import figures_of, publish
 from sandfleet.functions.scaler.fleet import Clients, Group, open_target
 from sandfleet.shared.errors import ScalingFailed
 from sandfleet.shared.permits import Permits
-from sandfleet.shared.scaling.decision import Decision, Load, decide
+from sandfleet.shared.scaling.decision import Decision, Load, decide, to_retire
 from sandfleet.shared.scaling.latencies import recent_latencies
 from sandfleet.shared.scaling.load import busy_hosts, read_load, remember, retire, take_scaling_turn
 from sandfleet.shared.scaling.settings import ScalerSettings, Target, scaler_settings
@@ -120,12 +120,13 @@ class Scaler:
             await remember(connection, pool, decision.memory)
             desired, surplus = decision.desired, decision.surplus
         self._desired[pool] = desired
-        # More than were asked for are alive: AWS wants to take some, which protect themselves until they are idle.
-        # While ECS replaces tasks both kinds are alive, and the new ones have least to do.
-        surplus = max(surplus, load.executors - desired)
-        if surplus > 0 and await fleet.is_replacing():
-            surplus = 0
-        await retire(connection, pool, surplus, _RETIRED_S)
+        # More than were asked for are alive: AWS wants to take some, which protect themselves until they are idle. If a newer
+        # version replaces them, they must not wait for that: under a steady load the deployment would never end.
+        count, newest = to_retire(load.executors, desired, surplus, replacing=False), None
+        if count > 0:
+            newest = await fleet.newest_tasks()
+            count = to_retire(load.executors, desired, surplus, replacing=newest is not None)
+        await retire(connection, pool, count, _RETIRED_S, newest)
 
     async def _visible(self, pool: str) -> int | None:
         """Permits in the queue, if SQS says so soon: it is a figure for people, and decides nothing."""

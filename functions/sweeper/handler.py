@@ -33,7 +33,7 @@ metrics = Metrics(namespace="sandfleet", service="sweeper")
 
 
 @logger.inject_lambda_context(clear_state=True)
-@metrics.log_metrics
+@metrics.log_metrics(default_dimensions={"Deployment": _configured.deployment})
 @failing_without_content(logger)
 def handler(_: dict[str, Any], context: Any) -> dict[str, int]:
     """Entry point of the function. Returns how many passes were made and how many runs became ready by them."""

@@ -56,6 +56,30 @@ class Load:
     """How many more those would fill whose runs wait for room."""
     room_wait_s: float = 0.0
     """How long the first of these has waited, in seconds."""
+    free: int = 0
+    """Free slots of executors that take runs: not of those that retire."""
+
+    @property
+    def wait_s(self) -> float:
+        """How long the run has waited that has waited longest, for an executor or for a sandbox's room, in seconds."""
+        return max(self.oldest_s, self.room_wait_s)
+
+    @property
+    def room(self) -> int:
+        """Free slots whose runs would find room for their sandboxes, too: on a host that may end before the slots do."""
+        if self.executors == 0:
+            return 0
+        hosts = max(0.0, self.executors - self.hosts_taken - self.hosts_wanted)
+        return min(self.free, math.floor(hosts * self.slots / self.executors))
+
+
+def to_retire(alive: int, desired: int, surplus: int, *, replacing: bool) -> int:
+    """How many of the executors that are ``alive`` should take nothing more when ``desired`` are asked for.
+
+    ``surplus`` is the decision's. While tasks are replaced by a newer version (``replacing``), as many of the old ones as there
+    are new ones beside them, and no more: those that are wanted go on.
+    """
+    return max(0, alive - desired) if replacing else max(0, surplus, alive - desired)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +110,10 @@ def decide(policy: Policy, load: Load, desired: int, memory: Memory) -> Decision
     Never less for more or older ready runs, always within ``least`` and ``most``.
     """
     hosts = load.hosts_taken + load.hosts_wanted
-    wanted = _bounded(policy, max(_slots_needed(policy, load) / policy.slots, hosts))
+    share = _share(policy, load)
+    slots_needed = load.busy + load.ready * share
+    hosts_needed = load.hosts_taken + load.hosts_wanted * share
+    wanted = _bounded(policy, max(slots_needed / policy.slots, hosts_needed))
     if wanted > desired and (desired < policy.least or _late(policy, load, memory)):
         return Decision(wanted, Memory(out_at_s=load.at_s))
     desired = min(desired, policy.most)
@@ -104,10 +131,10 @@ def decide(policy: Policy, load: Load, desired: int, memory: Memory) -> Decision
     return Decision(fewer, replace(memory, low_since_s=load.at_s, low_peak=enough))
 
 
-def _slots_needed(policy: Policy, load: Load) -> float:
-    """Slots that take what is ready within ``drain_s``, beside those that are taken."""
+def _share(policy: Policy, load: Load) -> float:
+    """Slots, or sandboxes, per waiting run that work the backlog off within ``drain_s``: short runs have them one by one."""
     run_s = policy.run_s if load.run_s is None else load.run_s
-    return load.busy + load.ready * min(1.0, run_s / policy.drain_s)
+    return min(1.0, run_s / policy.drain_s)
 
 
 def _late(policy: Policy, load: Load, memory: Memory) -> bool:

@@ -16,6 +16,7 @@ from sandfleet.fleet.executor.task_protection import TaskProtection
 from sandfleet.fleet.graphs.loading import Graph
 from sandfleet.shared.db.pool import Pool
 from sandfleet.shared.ids import new_id
+from sandfleet.shared.scaling.load import retire
 from sandfleet.shared.settings import Settings
 from sandfleet.shared.store.submission import submit
 from sandfleet.shared.templates import read_templates
@@ -27,6 +28,7 @@ __all__ = ["pool"]
 
 PROTECT = {"ProtectionEnabled": True, "ExpiresInMinutes": 30}
 GIVE_UP = {"ProtectionEnabled": False}
+ARN = "arn:aws:ecs:eu-central-1:111122223333:task/fleet"
 
 
 @dataclass
@@ -34,6 +36,7 @@ class Agent:
     """What was asked for, in order. ``refuses``: as AWS does when it throttles. ``hangs``: it does not answer."""
 
     uri: str = ""
+    metadata_uri: str = ""
     asked: list[dict[str, object]] = field(default_factory=list)
     refuses: bool = False
     hangs: bool = False
@@ -47,9 +50,13 @@ class Agent:
             return web.json_response({"error": {"Code": "ThrottlingException"}}, status=400)
         protection = {
             "ProtectionEnabled": self.asked[-1]["ProtectionEnabled"],
-            "TaskArn": "arn:aws:ecs:::task/t",
+            "TaskArn": f"{ARN}/t-1",
         }
         return web.json_response({"protection": protection})
+
+
+async def describe(_: web.Request) -> web.Response:
+    return web.json_response({"TaskARN": f"{ARN}/t-1", "Family": "executor", "Revision": "3"})
 
 
 @pytest.fixture
@@ -57,12 +64,13 @@ async def agent() -> AsyncIterator[Agent]:
     agent = Agent()
     application = web.Application()
     application.router.add_put("/api/token/task-protection/v1/state", agent.answer)
+    application.router.add_get("/v4/task", describe)
     runner = web.AppRunner(application, shutdown_timeout=1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     host, port = runner.addresses[0][:2]
-    agent.uri = f"http://{host}:{port}/api/token"
+    agent.uri, agent.metadata_uri = f"http://{host}:{port}/api/token", f"http://{host}:{port}/v4"
     yield agent
     agent.let_go.set()
     await runner.cleanup()
@@ -153,6 +161,34 @@ async def test_an_executor_protects_its_task_while_it_executes_a_run(
     await running
 
 
+async def test_a_replaced_executor_gives_its_task_up_while_it_works(
+    agent: Agent, pool: Pool, database: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that ECS tells it to stop, and it hands over what it does not finish. Red when it waits for the ends of its runs,
+    which hold up a deployment for as long as they last; or when it does not say which task it is."""
+    monkeypatch.setattr(control, "TaskProtection", partial(TaskProtection, idle_s=0.0))
+    go_on = threading.Event()
+
+    async def waits(state: State) -> State:
+        await eventually(go_on.is_set, 120, "leave to end")
+        return await step(state)
+
+    made = executor(agent, database, redis_url, waits)
+    running = asyncio.create_task(made.run())
+    await submit(pool, replace(submission("flood", new_id()), kwargs='{"input": {}}'))
+    await eventually(lambda: agent.asked == [PROTECT], 60, "protection")
+    async with pool.connection() as connection:
+        cursor = await connection.execute("select pool, task from executors")
+        ((of, task),) = await cursor.fetchall()
+        assert task == "t-1"
+        await retire(connection, of, 1, 600, {"a-new-one"})
+    await eventually(lambda: agent.asked == [PROTECT, GIVE_UP], 60, "protection is given up")
+    assert not go_on.is_set()
+    go_on.set()
+    made.drain()
+    await running
+
+
 async def test_an_agent_that_does_not_answer_holds_nothing_up(
     agent: Agent, pool: Pool, database: str, redis_url: str
 ) -> None:
@@ -181,7 +217,12 @@ async def test_an_agent_that_does_not_answer_holds_nothing_up(
 
 def executor(agent: Agent, database: str, redis_url: str, node: object) -> Executor:
     settings = Settings(
-        database_url=database, redis_url=redis_url, slots=2, drain_grace_s=0.0, ecs_agent_uri=agent.uri
+        database_url=database,
+        redis_url=redis_url,
+        slots=2,
+        drain_grace_s=0.0,
+        ecs_agent_uri=agent.uri,
+        ecs_metadata_uri=agent.metadata_uri,
     )
     return Executor(settings, {"g": Graph("g", graph_of(node))}, read_templates(settings))
 

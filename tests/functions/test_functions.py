@@ -172,7 +172,10 @@ async def test_dead_permits_are_reported_and_replaced_by_as_many_as_ready_runs_n
         await submit(pool, submission("a", new_id()))
     answer, logs, loaded = await invoke(env, "dead_letters", event)
     assert answer == {"default": 3}
-    assert (metric(logs, "DeadPermits"), metric(logs, "DeadPermitsOfPool")) == (3, 3)
+    (line,) = [line for line in logs if "DeadPermits" in line]
+    (directive,) = line["_aws"]["CloudWatchMetrics"]
+    assert directive["Dimensions"] == [["Deployment", "Pool"]]
+    assert (line["Deployment"], line["Pool"], line["DeadPermits"]) == ("sandfleet", "default", [3])
     assert len([line for line in logs if line.get("message") == "dead permit"]) == 3
     (said,) = [line for line in logs if "ready" in line]
     assert (said["pool"], said["ready"], said["sent_anew"], said["executors"]) == ("default", 2, 2, 0)

@@ -88,7 +88,7 @@ def emf(logs: list[Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.emulators
-async def test_the_figures_are_published_with_the_pool_as_their_one_dimension(
+async def test_the_figures_are_published_with_deployment_and_pool_as_their_dimensions(
     connection: Any, pool: Pool, database: str, redis_url: str, emulator: str, clients: Clients
 ) -> None:
     """By the log for CloudWatch, and by a call for an emulator. Red when a variable of powertools adds a dimension, which
@@ -101,14 +101,17 @@ async def test_the_figures_are_published_with_the_pool_as_their_one_dimension(
         emulator,
         SANDFLEET_QUEUE_URLS='{"default": "http://127.0.0.1:9/none"}',
         POWERTOOLS_SERVICE_NAME="other",
+        SANDFLEET_DEPLOYMENT="acme",
     )
     answer, logs, loaded = await invoke(env, "scaler", {"source": "aws.events"})
     assert answer == {}
     (line,) = emf(logs)
     (directive,) = line["_aws"]["CloudWatchMetrics"]
-    assert (directive["Namespace"], directive["Dimensions"]) == ("sandfleet", [["Pool"]])
+    assert (directive["Namespace"], directive["Dimensions"]) == ("sandfleet", [["Deployment", "Pool"]])
     assert {metric["StorageResolution"] for metric in directive["Metrics"]} == {1}
-    assert line["Pool"] == "default"
+    assert (line["Deployment"], line["Pool"]) == ("acme", "default")
+    assert line["OldestRoomWait"] == [0]  # also without one: an alarm watches it
+    assert line["OldestWait"] == line["OldestReadyAge"]
     assert line["OldestReadyAge"][0] > 0
     found = {name: line[name] for name in ("ReadyRuns", "FreeSlots", "BusyExecutors", "Executors")}
     assert found == {"ReadyRuns": [1], "FreeSlots": [13], "BusyExecutors": [1], "Executors": [1]}
@@ -154,8 +157,8 @@ async def test_the_fast_path_goes_from_none_to_as_many_as_are_needed_and_back(
 async def test_nobody_retires_while_a_service_replaces_its_tasks(
     connection: Any, database: str, redis_url: str, emulator: str, clients: Clients, service: str
 ) -> None:
-    """Old and new are more than were asked for, and the new one has least to do. Red when it is retired as one too many:
-    nothing would start before the old one has gone."""
+    """Old and new are more than were asked for, and the new one has least to do. Red when it is retired as one too many, or
+    when the old one goes on taking runs: under a steady load the replacement would never end."""
     ecs, name = await clients.of("ecs"), service.split("/")[0]
     target = {"service": service, "least": 1, "most": 3, "slots": 16}
     env = environment(
@@ -168,16 +171,20 @@ async def test_nobody_retires_while_a_service_replaces_its_tasks(
     )
     fleet = Service(ecs, service)
     await fleet.ask_for(1)
-    await beat(connection, "old", 3)
-    await beat(connection, "new", 0)
-    assert not await fleet.is_replacing()
+    assert await fleet.newest_tasks() is None
     stuck = {"maximumPercent": 100, "minimumHealthyPercent": 100}  # the emulator is done with others at once
     await ecs.update_service(
         cluster=name, service=name, forceNewDeployment=True, deploymentConfiguration=stuck
     )
-    assert await fleet.is_replacing()
+    deployments = (await ecs.describe_services(cluster=name, services=[name]))["services"][0]["deployments"]
+    (newest,) = [d["id"] for d in deployments if d["status"] == "PRIMARY"]
+    started = await ecs.run_task(cluster=name, taskDefinition=name, startedBy=newest)
+    task = started["tasks"][0]["taskArn"].rpartition("/")[2]
+    assert await fleet.newest_tasks() == {task}
+    await beat(connection, "old", 3, task="another")
+    await beat(connection, "new", 0, task=task)
     await invoke(env, "scaler", {})
-    assert await retired(connection) == set()
+    assert await retired(connection) == {"old"}
     await fleet.ask_for(0)
 
 
@@ -243,7 +250,7 @@ async def put_age_alarm(cloudwatch: Any, name: str, topic: str, period_s: int) -
         AlarmName=name,
         Namespace="sandfleet",
         MetricName="OldestReadyAge",
-        Dimensions=[{"Name": "Pool", "Value": "default"}],
+        Dimensions=[{"Name": "Deployment", "Value": "sandfleet"}, {"Name": "Pool", "Value": "default"}],
         Statistic="Maximum",
         Period=period_s,
         EvaluationPeriods=1,

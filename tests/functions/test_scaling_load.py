@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sandfleet.fleet.executor.registration import heartbeat
+from sandfleet.fleet.executor.registration import Orders, heartbeat
 from sandfleet.shared.db.pool import Pool
 from sandfleet.shared.ids import new_id
 from sandfleet.shared.scaling.decision import Memory
@@ -186,7 +186,8 @@ async def test_those_with_least_to_do_retire_and_stay_retired(connection: Any) -
         name: await heartbeat(connection, name, "default", None, slots=16, busy=1, loop_lag_ms=0)
         for name in "abc"
     }
-    assert beats == {"a": False, "b": True, "c": False}
+    kept, retires = Orders(retiring=False, replaced=False), Orders(retiring=True, replaced=False)
+    assert beats == {"a": kept, "b": retires, "c": kept}
     await retire(connection, "default", 0, 60)
     assert await retired(connection) == set()
 
@@ -195,7 +196,37 @@ async def test_nobody_stays_retired_without_a_scaler(connection: Any) -> None:
     """Red when a scaler that died leaves executors that take nothing."""
     await beat(connection, "a", 0)
     await retire(connection, "default", 1, -1)
-    assert await heartbeat(connection, "a", "default", None, slots=16, busy=0, loop_lag_ms=0) is False
+    orders = await heartbeat(connection, "a", "default", None, slots=16, busy=0, loop_lag_ms=0)
+    assert orders == Orders(retiring=False, replaced=False)
+
+
+async def test_only_executors_of_older_tasks_retire_for_those_that_replace_them(connection: Any) -> None:
+    """However much they have to do; and they hear that they are replaced. Red when a new one retires, when an old one waits
+    until it is idle, or when that outlasts the replacement."""
+    for name, busy, task in (("old-1", 9, "t1"), ("old-2", 5, None), ("new", 0, "t3")):
+        await beat(connection, name, busy, task=task)
+    await retire(connection, "default", 1, 60, {"t3"})
+    assert await retired(connection) == {"old-2"}
+    told = await heartbeat(connection, "old-2", "default", None, slots=16, busy=5, loop_lag_ms=0)
+    assert told == Orders(retiring=True, replaced=True)
+    await beat(connection, "old-2", 5)
+    await retire(connection, "default", 3, 60, {"t3"})
+    assert await retired(connection) == {"old-1", "old-2"}
+    await retire(connection, "default", 2, 60)
+    assert await retired(connection) == {"old-1", "old-2"}
+    told = await heartbeat(connection, "old-2", "default", None, slots=16, busy=5, loop_lag_ms=0)
+    assert told == Orders(retiring=True, replaced=False)
+
+
+async def test_room_of_those_that_retire_is_nobodys(connection: Any) -> None:
+    """Red when it counts as free: a pool that shrinks would look too large all the time until they have gone."""
+    for name, busy in (("a", 5), ("b", 1), ("c", 9)):
+        await beat(connection, name, busy, f"i-{name}")
+    for on_hosts in (False, True):
+        await retire(connection, "default", 0, 60)
+        assert (await read_load(connection, "default", on_hosts=on_hosts)).free == 33
+        await retire(connection, "default", 1, 60)
+        assert (await read_load(connection, "default", on_hosts=on_hosts)).free == 18
 
 
 async def test_a_host_retires_as_a_whole(connection: Any) -> None:

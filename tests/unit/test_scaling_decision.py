@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandfleet.shared.scaling.decision import Load, Memory, Policy, decide
+from sandfleet.shared.scaling.decision import Load, Memory, Policy, decide, to_retire
 from sandfleet.shared.scaling.settings import ScalerSettings, Target
 
 NOW = 1_000_000.0
@@ -211,3 +211,41 @@ def test_what_has_been_asked_for_is_not_asked_for_again() -> None:
     assert first.desired == 5
     again = decide(DEFAULT, replace(load, at_s=NOW + 60), first.desired, first.memory)
     assert again.desired == 5
+
+
+@given(counts, counts, counts)
+def test_a_replacement_retires_no_more_than_there_are_new_ones_beside_the_old(
+    alive: int, desired: int, surplus: int
+) -> None:
+    """Those that are wanted go on taking runs. Red when the decision's own surplus, which counts old and new, is retired on
+    top of it; or when nobody is, which would keep the old ones for ever under a steady load."""
+    retiring = to_retire(alive, desired, surplus, replacing=True)
+    assert alive - retiring == min(alive, desired)
+
+
+@given(counts, counts, counts)
+def test_without_a_replacement_those_retire_that_are_too_many(alive: int, desired: int, surplus: int) -> None:
+    retiring = to_retire(alive, desired, surplus, replacing=False)
+    assert retiring == max(surplus, alive - desired, 0)
+
+
+@given(loads())
+def test_a_pool_waits_as_long_as_the_first_of_its_runs_whatever_it_waits_for(load: Load) -> None:
+    """Red when a run that waits for a sandbox's room is left out: no alarm would bring a host."""
+    assert load.wait_s == max(load.oldest_s, load.room_wait_s)
+
+
+def test_slots_without_room_for_a_sandbox_are_not_free() -> None:
+    """Red when hosts whose memory is taken look roomy, and are taken away."""
+    load = Load(NOW, 0, 0.0, 4, 0, 256, 120, 300.0, hosts_taken=3.75, free=136)
+    assert load.room == 16
+    assert replace(load, hosts_taken=0.0).room == 136
+    assert replace(load, hosts_wanted=1.0).room == 0
+
+
+@pytest.mark.parametrize(("run_s", "hosts"), [(20.0, 6), (60.0, 16), (600.0, 16)])
+def test_short_runs_share_the_room_that_they_wait_for(run_s: float, hosts: int) -> None:
+    """As they share slots: within the drain time. Red when each brings room of its own, three times as much as is needed."""
+    policy = replace(DEFAULT, slots=64)
+    load = Load(NOW, 0, 0.0, 1, 0, 64, 30, run_s, hosts_taken=1.0, hosts_wanted=15.0, room_wait_s=30.0)
+    assert decide(policy, load, 1, Memory()).desired == hosts
