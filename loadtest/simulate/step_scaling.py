@@ -1,4 +1,4 @@
-"""AWS step scaling by the age of the oldest ready run, a metric per minute: out by steps, in one by one."""
+"""AWS step scaling by how long the first run has waited, for an executor or for a sandbox's room, a metric per minute: out by steps, in one by one."""
 
 import math
 
@@ -30,11 +30,12 @@ class StepScaling:
         self._changed_s = -math.inf
 
     def __call__(self, view: View) -> Asked:
-        self._roomy = self._roomy + 1 if view.slots - view.busy > self._slots else 0
+        self._roomy = self._roomy + 1 if view.free > self._slots else 0
+        wait_s = max(view.oldest_s, view.room_wait_s)
         since_s = view.at_s - self._changed_s
         change = 0
-        if view.oldest_s >= self._age_s and since_s >= self._out_pause_s:
-            change = max(more for beyond_s, more in self._steps if view.oldest_s >= self._age_s + beyond_s)
+        if wait_s >= self._age_s and since_s >= self._out_pause_s:
+            change = max(more for beyond_s, more in self._steps if wait_s >= self._age_s + beyond_s)
         elif self._roomy >= self._in_after and since_s >= self._in_pause_s:
             change = -1
         desired = min(max(view.desired + change, self._least), self._most)

@@ -26,6 +26,13 @@ class Machine:
     slots: int
     start_s: tuple[float, float]
     price_per_hour: float
+    sandboxes: int | None = None
+    """Runs that find room for their sandbox; None: as many as there are slots."""
+
+    @property
+    def takes(self) -> int:
+        """Runs that it executes at once."""
+        return self.slots if self.sandboxes is None else min(self.slots, self.sandboxes)
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,12 @@ class View:
     run_s: float | None
     desired: int
     busy_share: float
+    free: int = 0
+    """Free slots of executors that are not retired, as far as sandboxes have room, too."""
+    hosts_taken: float = 0.0
+    hosts_wanted: float = 0.0
+    """Hosts that sandboxes fill, and that those would fill whose runs wait for room."""
+    room_wait_s: float = 0.0
 
 
 class Asked(NamedTuple):
@@ -153,7 +166,7 @@ class World:
             executor = self._free[self._random.randrange(len(self._free))]
             executor.busy += 1
             self._busy += 1
-            if executor.busy == self._machine.slots:
+            if executor.busy == self._machine.takes:
                 self._not_free(executor)
             self._later(run.duration_s, _END, (executor, run))
 
@@ -176,10 +189,16 @@ class World:
         share = self._busy_s / self._slot_s if self._slot_s else 0.0
         self._busy_s = self._slot_s = 0.0
         recent = [duration for at_s, duration in self._recent if at_s > self._now - _RECENT_S]
+        waiting, wait_s = len(self._ready), self._now - self._ready[0][0] if self._ready else 0.0
+        sandboxes, slots = self._machine.sandboxes, self._machine.slots
+        # With free slots a run is taken, finds no room, and waits for that: it is not ready then.
+        for_room = sandboxes is not None and sandboxes < slots and self._up > 0
+        taken = self._busy / sandboxes if for_room and sandboxes else 0.0
+        free = sum(slots - e.busy for e in self._executors if e.up and not e.retired)
         view = View(
             at_s=self._now,
-            ready=len(self._ready),
-            oldest_s=self._now - self._ready[0][0] if self._ready else 0.0,
+            ready=0 if for_room else waiting,
+            oldest_s=0.0 if for_room else wait_s,
             executors=self._up,
             idle=sum(executor.up and executor.busy == 0 for executor in self._executors),
             slots=self._up * self._machine.slots,
@@ -187,6 +206,10 @@ class World:
             run_s=sum(recent) / len(recent) if recent else None,
             desired=self._desired,
             busy_share=share,
+            free=min(free, int((self._up - taken) * slots)),
+            hosts_taken=taken,
+            hosts_wanted=waiting / sandboxes if for_room and sandboxes else 0.0,
+            room_wait_s=wait_s if for_room else 0.0,
         )
         asked = self._policy(view)
         if asked.desired != self._desired:
@@ -220,7 +243,7 @@ class World:
             executor.retired = place < count
             if executor.retired:
                 self._not_free(executor)
-            elif executor.busy < self._machine.slots:
+            elif executor.busy < self._machine.takes:
                 self._set_free(executor)
         self._take()
 

@@ -50,6 +50,9 @@ class Shipped:
             slots=view.slots,
             busy=view.busy,
             run_s=view.run_s,
+            hosts_taken=view.hosts_taken,
+            hosts_wanted=view.hosts_wanted,
+            room_wait_s=view.room_wait_s,
         )
         decision = decide(self._parameters, load, view.desired, self._memory)
         self._memory = decision.memory
@@ -60,7 +63,14 @@ def simulate(file: Path | None, *, try_others: bool, fargate_per_hour: float, ho
     """Print the tables; write the plot to ``file`` if one is named. Returns an exit code."""
     machines = [
         Machine("Fargate tasks of 64 slots, ready after 30 to 60 s", 64, FARGATE_START_S, fargate_per_hour),
-        Machine("hosts of 128 slots, ready after 90 s", 128, HOST_START_S, host_per_hour),
+        Machine("hosts of 64 slots, ready after 90 s", 64, HOST_START_S, host_per_hour),
+        Machine(
+            "hosts of 64 slots with room for 30 sandboxes, ready after 90 s",
+            64,
+            HOST_START_S,
+            host_per_hour,
+            sandboxes=30,
+        ),
     ]
     given = traces()
     if try_others:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -9,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sandfleet.loadtest.percentile import percentile
+from sandfleet.loadtest.simulate.step_scaling import StepScaling
 from sandfleet.loadtest.simulate.target_tracking import TargetTracking, backlog_per_task, cpu
 from sandfleet.loadtest.simulate.traces import MEAN_RUN_S, Run, Trace, arrivals, duration_s
 from sandfleet.loadtest.simulate.world import Asked, Machine, View, World
@@ -160,6 +162,44 @@ def test_the_command_prints_a_table_per_fleet_and_draws_them(
     done = CliRunner().invoke(app, ["simulate", "--plot", str(tmp_path / "plot.svg")])
     assert done.exit_code == 0, done.output
     rows = [line for line in done.output.splitlines() if re.match(r"\| .* \d+ \|$", line)]
-    assert len(rows) == 2 * 2 * 5
+    assert len(rows) == 3 * 2 * 5
     assert all(math.isfinite(float(cell)) for row in rows for cell in row.split("|")[3:-1])
     assert "</svg>" in (tmp_path / "plot.svg").read_text()
+
+
+STEPS = ((0.0, 1), (15.0, 2), (55.0, 4))
+HOST = Machine("host", 64, (90.0, 90.0), 1.0, sandboxes=30)
+
+
+def steadily(in_flight: int, length_s: float) -> Trace:
+    """About so many runs at once, of 300 s each."""
+    return Trace(
+        "steady",
+        length_s,
+        sorted(Run(n * 300.0 / in_flight, 300.0) for n in range(int(length_s * in_flight / 300))),
+    )
+
+
+def test_hosts_come_for_sandboxes_that_find_no_room_though_slots_are_free() -> None:
+    """By alarms and by the decision alike. Red when either looks at ready runs alone: those wait for ever."""
+    parameters = ScalerSettings.model_construct().policy(Target(group="g", least=1, most=9, slots=64))
+    for policy in (StepScaling(5.0, STEPS, slots=64, least=1, most=9), Shipped(parameters, 10.0)):
+        outcome = World(steadily(100, 3600.0), HOST, policy).run()
+        assert outcome.peak >= 4  # 100 sandboxes of 30 a host
+        late = outcome.waits_s[len(outcome.waits_s) // 2 :]
+        assert max(late) == 0.0, type(policy).__name__
+
+
+def test_a_pool_that_shrinks_by_alarms_stops_at_what_it_needs() -> None:
+    """Hosts that retire have free slots for nobody. Red when those keep the alarm on: all but one would be retired."""
+    policy = StepScaling(5.0, STEPS, slots=64, least=1, most=20)
+    outcome = World(steadily(300, 4 * 3600.0), replace(HOST, sandboxes=None), policy, start=10).run()
+    assert 5 <= outcome.timeline[-20][1] <= 6  # 300 of 64 each
+    assert max(outcome.waits_s) < 120.0
+
+
+def test_full_hosts_are_not_taken_for_roomy_ones() -> None:
+    """Red when slots count that no sandbox has room for: hosts would go and come for ever."""
+    policy = StepScaling(5.0, STEPS, slots=64, least=1, most=20)
+    outcome = World(steadily(110, 4 * 3600.0), HOST, policy, start=4).run()
+    assert outcome.changes == 0
