@@ -3,9 +3,11 @@
 from collections.abc import Iterable
 from typing import Final
 
-from aws_cdk import Duration
+from aws_cdk import Duration, Stack
 from aws_cdk import aws_cloudwatch as cloudwatch
 from aws_cdk import aws_cloudwatch_actions as actions
+from aws_cdk import aws_ecs as ecs
+from aws_cdk import aws_elasticloadbalancingv2 as elb
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_sns as sns
@@ -16,8 +18,9 @@ from sandfleet.infra_cdk.api import Api
 from sandfleet.infra_cdk.cache import Cache
 from sandfleet.infra_cdk.database import Database
 from sandfleet.infra_cdk.gateway import Gateway
+from sandfleet.infra_cdk.hosts import Hosts
+from sandfleet.infra_cdk.metrics import MINUTE, Metrics
 from sandfleet.infra_cdk.queues import Queues
-from sandfleet.infra_cdk.scaling import NAMESPACE, metric
 from sandfleet.infra_cdk.sizes import Size
 
 READY_AGE_S: Final = 300
@@ -34,6 +37,7 @@ def private_topic(scope: Construct, id: str) -> sns.Topic:
             actions=["sns:Publish"],
             principals=[iam.ServicePrincipal("cloudwatch.amazonaws.com")],
             resources=[topic.topic_arn],
+            conditions={"StringEquals": {"aws:SourceAccount": Stack.of(scope).account}},
         )
     )
     return topic
@@ -42,8 +46,9 @@ def private_topic(scope: Construct, id: str) -> sns.Topic:
 class Alarms(Construct):
     """The topic and all alarms."""
 
-    def __init__(self, scope: Construct, id: str, email: str) -> None:
+    def __init__(self, scope: Construct, id: str, email: str, metrics: Metrics) -> None:
         super().__init__(scope, id)
+        self._metrics = metrics
         self.topic = private_topic(self, "Topic")
         if email:
             self.topic.add_subscription(subscriptions.EmailSubscription(email))
@@ -79,7 +84,8 @@ class Alarms(Construct):
         self.all.append(alarm)
 
     def watch_queues(self, queues: Queues) -> None:
-        """Age of ready runs and of permits, and dead permits."""
+        """Age of ready runs and of permits, dead permits, and the scaler's silence."""
+        metric = self._metrics.of_pool
         for pool in queues.of:
             name = pool.capitalize()
             self.add(
@@ -99,12 +105,18 @@ class Alarms(Construct):
             )
             self.add(
                 f"DeadPermits{name}",
+                metric("DeadPermits", pool, "Sum"),
+                1,
+                f"Executors of the pool {pool} die with their permits.",
+            )
+            self.add(
+                f"DeadPermitsStay{name}",
                 queues.dead[pool].metric_approximate_number_of_messages_visible(
                     period=Duration.minutes(1), statistic="Maximum"
                 ),
                 1,
-                f"Executors of the pool {pool} die with their permits.",
-                minutes=5,
+                f"Dead permits of the pool {pool} are not consumed.",
+                minutes=10,
             )
             self.add(
                 f"ScalerSilent{name}",
@@ -120,13 +132,7 @@ class Alarms(Construct):
         """What makes PostgreSQL slow or fail."""
         self.add(
             "OldestTransaction",
-            cloudwatch.Metric(
-                namespace=NAMESPACE,
-                metric_name="OldestTransactionAge",
-                dimensions_map={"service": "sweeper"},
-                statistic="Maximum",
-                period=Duration.minutes(1),
-            ),
+            self._metrics.of_service("OldestTransactionAge", "sweeper"),
             TRANSACTION_AGE_S,
             "A transaction has been open for two minutes: it holds a snapshot, which slows every claim.",
         )
@@ -167,24 +173,92 @@ class Alarms(Construct):
             )
 
     def watch_cache(self, cache: Cache) -> None:
-        """Redis without memory drops streams, which clients notice as a resync."""
-        self.add(
-            "CacheMemory",
-            cloudwatch.Metric(
-                namespace="AWS/ElastiCache",
-                metric_name="DatabaseMemoryUsagePercentage",
-                dimensions_map={"CacheClusterId": cache.primary_id},
-                statistic="Maximum",
-                period=Duration.minutes(1),
+        """Redis without memory drops streams, which clients notice as a resync; without CPU, everything is late."""
+        for alarm_id, name, statistic, threshold, description in (
+            (
+                "CacheMemory",
+                "DatabaseMemoryUsagePercentage",
+                "Maximum",
+                90,
+                "Redis is nearly full: the oldest streams go first.",
             ),
-            90,
-            "Redis is nearly full: the oldest streams go first.",
-            minutes=5,
+            (
+                "CacheEvictions",
+                "Evictions",
+                "Sum",
+                1,
+                "Redis drops streams: their clients lose token deltas.",
+            ),
+            ("CacheCpu", "EngineCPUUtilization", "Maximum", 85, "Redis' one thread has no room."),
+        ):
+            nodes = {
+                f"node{number}": cloudwatch.Metric(
+                    namespace="AWS/ElastiCache",
+                    metric_name=name,
+                    dimensions_map={"CacheClusterId": node},
+                    statistic=statistic,
+                    period=MINUTE,
+                )
+                for number, node in enumerate(cache.node_ids)
+            }
+            most = cloudwatch.MathExpression(
+                expression="MAX([{}])".format(", ".join(nodes)), using_metrics=nodes, period=MINUTE
+            )
+            self.add(alarm_id, most if len(nodes) > 1 else nodes["node0"], threshold, description, minutes=5)
+
+    def watch_service(self, name: str, service: ecs.FargateService) -> None:
+        """Whether ECS has started as many tasks as it was asked for."""
+        counts = {
+            what: cloudwatch.Metric(
+                namespace="ECS/ContainerInsights",
+                metric_name=f"{what.capitalize()}TaskCount",
+                dimensions_map={
+                    "ClusterName": service.cluster.cluster_name,
+                    "ServiceName": service.service_name,
+                },
+                statistic="Average",
+                period=MINUTE,
+            )
+            for what in ("desired", "running")
+        }
+        self.add(
+            f"{name}Missing",
+            cloudwatch.MathExpression(
+                expression="desired - running", using_metrics=dict(counts), period=MINUTE
+            ),
+            1,
+            f"Tasks of the service {name} do not start, or end.",
+            minutes=15,
         )
 
-    def watch_api(self, api: Api, gateway: Gateway) -> None:
+    def watch_hosts(self, hosts: Hosts) -> None:
+        """Whether there are machines, and room on them for sandboxes."""
+        self.add(
+            "RoomWaitHosts",
+            self._metrics.of_pool("OldestRoomWait", "hosts"),
+            READY_AGE_S,
+            "A run has waited five minutes for room for its sandbox on a host.",
+            minutes=3,
+        )
+        if hosts.least:
+            self.add(
+                "HostsMissing",
+                cloudwatch.Metric(
+                    namespace="AWS/AutoScaling",
+                    metric_name="GroupInServiceInstances",
+                    dimensions_map={"AutoScalingGroupName": hosts.group_name},
+                    statistic="Minimum",
+                    period=MINUTE,
+                ),
+                hosts.least,
+                "Fewer Docker hosts work than there should always be.",
+                minutes=20,
+                below=True,
+            )
+
+    def watch_api(self, api: Api, function: lambda_.Function, gateway: Gateway) -> None:
         """What callers see."""
-        minute = Duration.minutes(1)
+        minute = MINUTE
         self.add(
             "ApiErrors",
             api.rest.metric_server_error(period=minute, statistic="Sum"),
@@ -194,9 +268,10 @@ class Alarms(Construct):
         )
         self.add(
             "ApiLatency",
-            api.rest.metric_latency(period=minute, statistic="p50"),
+            # The function's own: API Gateway's is to the end of a stream, which lasts as long as its run.
+            function.metric_duration(period=minute, statistic="p50"),
             5_000,
-            "Half of the requests take more than five seconds.",
+            "Half of the requests that neither wait nor stream take more than five seconds.",
             minutes=10,
         )
         self.add(
@@ -205,6 +280,23 @@ class Alarms(Construct):
             1,
             "A gateway does not answer its health check.",
             minutes=5,
+        )
+        self.add(
+            "GatewayNone",
+            gateway.targets.metrics.healthy_host_count(period=minute, statistic="Minimum"),
+            1,
+            "No gateway answers: nothing streams, and no run can be waited for.",
+            minutes=2,
+            below=True,
+        )
+        self.add(
+            "GatewayErrors",
+            gateway.targets.metrics.http_code_target(
+                elb.HttpCodeTarget.TARGET_5XX_COUNT, period=minute, statistic="Sum"
+            ),
+            5,
+            "Gateways answer 5xx.",
+            minutes=3,
         )
 
     def watch_functions(self, functions: Iterable[lambda_.Function]) -> None:

@@ -4,9 +4,12 @@ HTTP APIs do not stream. A REST API does since its integrations have a response 
 without a byte (the gateway sends one every 15 s), 2 MB/s after the first 10 MB.
 """
 
-from aws_cdk import Aws, Duration, Fn
+from typing import Final
+
+from aws_cdk import Aws, CfnResource, Fn, RemovalPolicy, Stack
 from aws_cdk import aws_apigateway as apigateway
 from aws_cdk import aws_apigatewayv2 as apigatewayv2
+from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
 from constructs import Construct
 
@@ -15,10 +18,11 @@ from sandfleet.infra_cdk.gateway import Gateway
 from sandfleet.infra_cdk.logs import log_group
 from sandfleet.infra_cdk.network import Network
 from sandfleet.infra_cdk.paths import STAGE_PREFIX, TO_GATEWAY
+from sandfleet.infra_cdk.refusals import add_refusals
 from sandfleet.infra_cdk.sizes import Size
 
 STAGE = STAGE_PREFIX.strip("/")
-STREAM_TIMEOUT = Duration.minutes(15)
+STREAM_TIMEOUT_MS: Final = 15 * 60 * 1000
 """The longest that API Gateway takes for a streamed response. Clients come back with Last-Event-ID."""
 
 
@@ -34,15 +38,19 @@ class Api(Construct):
         function: lambda_.Function,
         gateway: Gateway,
         emulator: Emulator,
+        *,
+        own_logs_role: bool,
     ) -> None:
         super().__init__(scope, id)
         access = log_group(self, "AccessLogs", size)
         self.rest = apigateway.RestApi(
             self,
             "Rest",
+            # Names it in CloudWatch, where deployments stand side by side.
+            rest_api_name=Stack.of(self).stack_name,
             description="sandfleet",
             endpoint_configuration=apigateway.EndpointConfiguration(types=[apigateway.EndpointType.REGIONAL]),
-            cloud_watch_role=False,
+            cloud_watch_role=False,  # see _let_it_log
             # Bodies are passed on as they are: a Lambda gets them as base64, and answers so what is no text.
             binary_media_types=["*/*"],
             deploy_options=apigateway.StageOptions(
@@ -56,7 +64,9 @@ class Api(Construct):
                 access_log_format=apigateway.AccessLogFormat.custom(
                     '{"requestId":"$context.requestId","method":"$context.httpMethod","path":"$context.resourcePath",'
                     '"status":"$context.status","bytes":"$context.responseLength","ms":"$context.responseLatency",'
-                    '"integration_ms":"$context.integrationLatency","trace":"$context.xrayTraceId"}'
+                    '"integration_ms":"$context.integrationLatency","trace":"$context.xrayTraceId",'
+                    '"transfer":"$context.integration.responseTransferMode",'
+                    '"first_ms":"$context.integration.timeToFirstContent"}'
                 ),
             ),
         )
@@ -71,8 +81,31 @@ class Api(Construct):
             subnet_ids=[subnet.subnet_id for subnet in network.vpc.private_subnets],
             security_group_ids=[network.link.security_group_id],
         )
+        add_refusals(self.rest)
         self._route()
+        if own_logs_role:
+            self._let_it_log()
         self.url = self.rest.url
+
+    def _let_it_log(self) -> None:
+        """Give API Gateway a role to write logs with: one for all APIs of the account in the region, without which it refuses
+        a stage that logs. It stays when the stack is removed, or the logs of other APIs would end with it."""
+        role = iam.Role(
+            self,
+            "LogsRole",
+            assumed_by=iam.ServicePrincipal("apigateway.amazonaws.com"),
+            managed_policies=[
+                iam.ManagedPolicy.from_aws_managed_policy_name(
+                    "service-role/AmazonAPIGatewayPushToCloudWatchLogs"
+                )
+            ],
+        )
+        account = apigateway.CfnAccount(self, "Account", cloud_watch_role_arn=role.role_arn)
+        for resource in (role.node.default_child, account):
+            assert isinstance(resource, CfnResource)
+            resource.apply_removal_policy(RemovalPolicy.RETAIN)
+            resource.cfn_options.condition = self._emulator.no
+        self.rest.deployment_stage.node.add_dependency(account)
 
     def _route(self) -> None:
         """All to the Lambda, but what goes to the gateway.
@@ -120,13 +153,17 @@ class Api(Construct):
         real, nothing = self._emulator.no.logical_id, Fn.ref("AWS::NoValue")
         resource_of = added.node.default_child
         assert isinstance(resource_of, apigateway.CfnMethod)
-        for name, value in {
+        set_here = {
             "ConnectionType": "VPC_LINK",
             "ConnectionId": self._link.ref,
             "IntegrationTarget": self._balancer,
             "ResponseTransferMode": "STREAM",
-            "TimeoutInMillis": STREAM_TIMEOUT.to_milliseconds(),
-        }.items():
+            "TimeoutInMillis": STREAM_TIMEOUT_MS,
+        }
+        # CDK makes a new deployment of the stage when what it knows of a method has changed: it does not know overrides.
+        assert self.rest.latest_deployment is not None
+        self.rest.latest_deployment.add_to_logical_id({path: set_here})
+        for name, value in set_here.items():
             resource_of.add_property_override(f"Integration.{name}", Fn.condition_if(real, value, nothing))
 
 

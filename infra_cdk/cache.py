@@ -60,8 +60,9 @@ class Cache(Construct):
             auth_token=self.secret.secret_value_from_json("redis_password").unsafe_unwrap(),
             snapshot_retention_limit=0,
         )
-        self.primary_id = emulator.export("CacheId", "none", f"{group.ref}-001")
-        """CloudWatch's name of the first node."""
+        nodes = range(1, 3 if size.standby else 2)
+        self.node_ids = [emulator.export(f"CacheId{n}", "none", f"{group.ref}-{n:03}") for n in nodes]
+        """CloudWatch's names of the nodes: which of them is the primary changes."""
         self.url = emulator.export(
             "RedisUrl",
             emulator.parameter("RedisUrl", "URL of a Redis server that exists."),

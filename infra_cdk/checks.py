@@ -16,6 +16,8 @@ ACKNOWLEDGED: Final[dict[str, str]] = {
     "AwsSolutions-AS3": "Hosts come and go with the load; the dashboard shows them, and alarms say when runs wait.",
     "AwsSolutions-ECS2": "The variables are addresses and figures. Secrets are read from Secrets Manager.",
     "AwsSolutions-ELB2": "The load balancer is private, and all that reaches it is in API Gateway's access log.",
+    "AwsSolutions-IAM4[Policy::arn:<AWS::Partition>:iam::aws:policy/service-role/AmazonAPIGatewayPushToCloudWatchLogs]": "One "
+    "role for all APIs of the account, whose log groups nobody can name before.",
     "AwsSolutions-L1": "The pinned packages are tested on this runtime; a newer one is a change of requirements.",
     "AwsSolutions-RDS10": "Only the size dev, whose data is not kept, can be deleted (context protect).",
     "AwsSolutions-RDS3": "Only the size dev has no standby.",
@@ -39,6 +41,8 @@ _WILDCARDS: Final = (
 
 _OF_THE_TEMPLATE: Final = {
     "CloudFormation-Validate::W1001": "What is absent on an emulator is named in a branch of Fn::If that it does not take.",
+    "CloudFormation-Validate::E3005": "The stage waits for the account's role for logs, which is there wherever there are roles.",
+    "CloudFormation-Validate::W2502": "See E3005.",
     "CloudFormation-Validate::W8001": "Both conditions are there for whoever reads the template.",
 }
 

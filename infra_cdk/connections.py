@@ -28,11 +28,6 @@ GATEWAYS_MAX_PERCENT = 200
 """Tasks that ECS may run during a deployment, in percent of those wanted."""
 
 
-def executors_max_percent(size: Size) -> int:
-    """The same of executors. ECS rounds down: at 150 a service of one task could not start the new one, and would hang."""
-    return 200 if size.executors[0] == 1 else 150
-
-
 def _during_deployment(tasks: int, percent: int) -> int:
     return math.floor(tasks * percent / 100)
 
@@ -49,7 +44,7 @@ def demand(deployment: Deployment, size: Size) -> dict[str, int]:
     parts |= {"RDS Proxy": proxy} if size.proxy else {"Lambdas": functions}
     if "default" in deployment.pools:
         parts["executors on Fargate"] = executor * _during_deployment(
-            size.executors[1], executors_max_percent(size)
+            size.executors[1], size.executors_max_percent()
         )
     if deployment.has_hosts:
         # One host more than wanted: a rolling update starts the next before the old one is gone.

@@ -1,7 +1,7 @@
 """What a deployment costs by the hour before anybody uses it, from list prices that are inputs: ``python -m sandfleet.infra_cdk.costs``.
 
-Counted is what runs all the time. What is paid by use is not: calls of the API and the functions, messages, logs, metrics,
-traffic, backups beyond the database's size, snapshots, models.
+Counted is what runs all the time, the scheduled functions and CloudWatch's alarms and metrics among it. What is paid by use is not:
+calls of the API, messages, logs, traffic, backups beyond the database's size, snapshots, models.
 """
 
 import argparse
@@ -33,11 +33,22 @@ PRICES: Final[dict[str, float]] = {
     "m7g.xlarge": 0.1632,
     "m7g.4xlarge": 0.6528,
     "disk-gb-month": 0.08,
+    "aurora-unit": 0.12,
+    "aurora-gb-month": 0.10,
+    "lambda-gb-s": 0.0000166667,
+    "alarm-month": 0.10,
+    "metric-month": 0.30,
 }
 """US dollars per hour, or per month where the name says so; us-east-1, Linux, on demand, one zone."""
 
 _VCPUS: Final = {"db.t4g.medium": 2, "db.m7g.large": 2, "db.m7g.4xlarge": 16}
 _GATEWAY: Final = (0.5, 1.0)  # vCPUs and GB of a task
+
+_ALARMS, _METRICS = 40, 110
+"""About as many as a deployment with both fleets has: 20 metrics a pool, and those of Container Insights for two services."""
+_FUNCTION_GB = 0.5
+_WORKS_S_PER_HOUR: Final = {True: 60 * 58.0, False: 60 * 5.0}
+"""Scaler and sweeper together: the scaler evaluates for 55 s of each minute on the fast path, else both are done in some seconds."""
 
 Range = tuple[float, float]
 
@@ -54,12 +65,24 @@ def hourly(size: Size, prices: dict[str, float], architecture: str) -> dict[str,
         "database": nodes * (prices[database] + prices["db-gb-month"] * size.database_gib / HOURS_PER_MONTH)
         + (prices["proxy-vcpu"] * _VCPUS[database] if size.proxy else 0.0),
         "cache": nodes * prices[size.cache_class],
+        "functions": prices["lambda-gb-s"] * _FUNCTION_GB * _WORKS_S_PER_HOUR[size.fast_scaling],
+        "CloudWatch": (prices["alarm-month"] * _ALARMS + prices["metric-month"] * _METRICS) / HOURS_PER_MONTH,
     }
     parts: dict[str, Range] = {name: (value, value) for name, value in fixed.items()}
     parts["gateways"] = _times(vcpu * _GATEWAY[0] + gb * _GATEWAY[1], size.gateways)
     parts["executors"] = _times(task, size.executors)
     parts["hosts"] = _times(host, size.hosts)
     return parts
+
+
+def aurora(size: Size, prices: dict[str, float]) -> Range:
+    """(least, most) per hour of Aurora Serverless v2 instead of RDS; what it reads and writes is paid by use."""
+    nodes = 2 if size.standby else 1
+    stored = prices["aurora-gb-month"] * size.database_gib / HOURS_PER_MONTH
+    # RDS Proxy is paid by the unit there, for eight at least.
+    proxy = prices["proxy-vcpu"] * max(8.0, size.aurora_units[0]) if size.proxy else 0.0
+    least, most = (nodes * prices["aurora-unit"] * units + stored + proxy for units in size.aurora_units)
+    return least, most
 
 
 def _times(price: float, counts: tuple[int, int]) -> Range:
@@ -72,6 +95,8 @@ def table(prices: dict[str, float], architecture: str) -> str:
     lines = [f"| per hour | {' | '.join(found)} |", f"| --- |{' ---: |' * len(found)}"]
     for part in next(iter(found.values())):
         lines.append(f"| {part} | {' | '.join(_shown(parts[part]) for parts in found.values())} |")
+    instead = " | ".join(_shown(aurora(size, prices)) for size in SIZES.values())
+    lines.append(f"| *Aurora instead of the database above* | {instead} |")
     for kind, left_out in (("fargate", "hosts"), ("hosts", "executors"), ("both", "")):
         sums = [_sum({k: v for k, v in parts.items() if k != left_out}) for parts in found.values()]
         lines.append(f"| **month, fleet `{kind}`** | {' | '.join(_shown(s, 0) for s in sums)} |")

@@ -8,6 +8,8 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
+from sandfleet.infra_cdk.sizes import SIZES, Size
+
 ROOT = Path(__file__).resolve().parent.parent
 """The repository: paths in the context are relative to it."""
 
@@ -40,22 +42,38 @@ class Deployment(BaseModel):
     """Of Lambdas and images."""
     spot: bool = False
     """Executors on Fargate Spot, and hosts on Spot instances: cheaper, and drained when AWS wants them back."""
-    fast_scaling: bool = False
-    """The scaler sets the counts of tasks and hosts itself, six times a minute; else alarms do, once a minute."""
+    zones: tuple[str, ...] = ()
+    """Names of as many availability zones as the size has; empty: the first ones of the region."""
+    warm_hosts: int = Field(0, ge=0, le=100)
+    """Docker hosts that are stopped and ready beside those that run: they start in half the time, and cost their disks."""
+    fast_scaling: bool | None = None
+    """The scaler sets the counts of tasks and hosts itself, six times a minute; else alarms do, once a minute. Default: as the size
+    says."""
+    scale_to_zero: bool = False
+    """No executors and no hosts while there is no work: the first run then waits for one to start. It takes `fast_scaling`."""
     waf: bool = False
     """A web application firewall before the API: AWS' common rules and a rate per address."""
+    api_logs_role: Literal["own", "existing"] = "own"
+    """API Gateway writes logs with one role for the whole account in a region. ``own``: this deployment sets one;
+    ``existing``: the account has one, which stays."""
     alarm_email: str = Field("", pattern=r"^$|^[^@\s]+@[^@\s]+$")
     """Where alarms go; empty: only to the topic."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Variables of the executors, for the graphs."""
     secrets: dict[str, str] = Field(default_factory=dict)
     """Secret variables of the executors: name → ``SECRET:KEY``, a key of a JSON secret in Secrets Manager."""
-    images: dict[Literal["executor", "gateway", "host"], str] = Field(default_factory=dict)
-    """Images that exist already, by part; what is not named is built."""
+    images: dict[Literal["executor", "gateway", "host", "sandbox", "collector"], str] = Field(
+        default_factory=dict
+    )
+    """Images that exist already, by part; what is not named is built, but for ``collector``: without one there is none."""
+    otlp_endpoint: str = Field("", pattern=r"^$|^https?://\S+$")
+    """Collector elsewhere that gets the spans of gateway, executors and hosts, by OTLP over HTTP."""
+    settings: dict[str, str] = Field(default_factory=dict)
+    """Settings of sandfleet, or of OpenTelemetry's SDK, for all processes: variables ``SANDFLEET_…`` and ``OTEL_…``."""
     protect: bool | None = None
     """Whether database, bucket and load balancer refuse to be deleted; default: all sizes but ``dev``."""
 
-    @field_validator("host_graphs", "environment", "secrets", "images", mode="before")
+    @field_validator("host_graphs", "environment", "secrets", "images", "settings", "zones", mode="before")
     @classmethod
     def _from_command_line(cls, value: Any) -> Any:
         """``-c`` gives text: JSON, or for a list names with commas."""
@@ -100,6 +118,51 @@ class Deployment(BaseModel):
             )
         return self
 
+    @field_validator("settings", mode="after")
+    @classmethod
+    def _ours(cls, settings: dict[str, str]) -> dict[str, str]:
+        for name in settings:
+            if not name.startswith(("SANDFLEET_", "OTEL_")):
+                raise ValueError(
+                    f"{name} is no setting of sandfleet; variables of graphs are for the key environment"
+                )
+        return settings
+
+    @model_validator(mode="after")
+    def _enough_zones(self) -> Self:
+        wanted = SIZES[self.size].zones
+        if self.zones and len(set(self.zones)) != wanted:
+            raise ValueError(
+                f"zones names {len(set(self.zones))} of the {wanted} that the size {self.size} has"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_collector(self) -> Self:
+        if self.otlp_endpoint and "collector" in self.images:
+            raise ValueError(
+                "otlpEndpoint and the image collector exclude each other: name one place for spans"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _from_zero(self) -> Self:
+        if self.scale_to_zero and self.fast_scaling is False:
+            raise ValueError(
+                "scaleToZero takes fastScaling: alarms leave the last executor, whose slots are free"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _warm(self) -> Self:
+        if self.warm_hosts and not self.has_hosts:
+            raise ValueError("warmHosts is for the fleets hosts and both: there are no Docker hosts")
+        if self.warm_hosts and self.spot:
+            raise ValueError(
+                "warmHosts and spot exclude each other: AWS keeps no Spot instances in a warm pool"
+            )
+        return self
+
     @property
     def graphs(self) -> tuple[str, ...]:
         """The graphs' ids, in the project's order."""
@@ -123,6 +186,19 @@ class Deployment(BaseModel):
         if self.fleet != "both":
             return self.graphs
         return tuple(g for g in self.graphs if (g in self.host_graphs) == (pool == "hosts"))
+
+    @property
+    def scales_fast(self) -> bool:
+        """Whether the scaler sets counts, or alarms."""
+        if self.fast_scaling is None:
+            return self.scale_to_zero or SIZES[self.size].fast_scaling
+        return self.fast_scaling
+
+    @property
+    def figures(self) -> Size:
+        """The figures of the size, as the rest of the context changes them."""
+        size = SIZES[self.size]
+        return size.from_zero() if self.scale_to_zero else size
 
     @property
     def has_hosts(self) -> bool:

@@ -23,6 +23,7 @@ ABSENT = frozenset(
         "AWS::AutoScaling::AutoScalingGroup",
         "AWS::AutoScaling::LifecycleHook",
         "AWS::AutoScaling::ScalingPolicy",
+        "AWS::AutoScaling::WarmPool",
         "AWS::EC2::LaunchTemplate",
         "AWS::ElastiCache::ParameterGroup",
         "AWS::ElastiCache::ReplicationGroup",

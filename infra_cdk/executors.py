@@ -8,7 +8,7 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_secretsmanager as secretsmanager
 from constructs import Construct
 
-from sandfleet.infra_cdk.connections import EXECUTOR_POOL, executors_max_percent
+from sandfleet.infra_cdk.connections import EXECUTOR_POOL
 from sandfleet.infra_cdk.deployment import Deployment
 from sandfleet.infra_cdk.image import Image
 from sandfleet.infra_cdk.logs import log_group
@@ -91,15 +91,17 @@ class Executors(Construct):
             # scaling brings it to its least.
             # A rolling update starts new executors beside the old ones, which hand over what they do not finish.
             min_healthy_percent=100,
-            max_healthy_percent=executors_max_percent(size),
+            max_healthy_percent=size.executors_max_percent(),
             circuit_breaker=ecs.DeploymentCircuitBreaker(rollback=True),
             security_groups=[network.executors],
             vpc_subnets=private(network.vpc),
             capacity_provider_strategies=[
-                ecs.CapacityProviderStrategy(
-                    capacity_provider="FARGATE_SPOT" if deployment.spot else "FARGATE", weight=1
-                )
-            ],
+                # The least is on demand: without Spot capacity there would be no executor at all.
+                ecs.CapacityProviderStrategy(capacity_provider="FARGATE", base=self.least, weight=0),
+                ecs.CapacityProviderStrategy(capacity_provider="FARGATE_SPOT", weight=1),
+            ]
+            if deployment.spot
+            else [ecs.CapacityProviderStrategy(capacity_provider="FARGATE", weight=1)],
         )
         # An executor protects its own task while it has runs: the service may then not take it when it scales in.
         self.task.task_role.add_to_principal_policy(

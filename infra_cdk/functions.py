@@ -21,6 +21,7 @@ from sandfleet.infra_cdk.sizes import Size
 _NETWORK_ACTIONS = (
     "ec2:CreateNetworkInterface",
     "ec2:DescribeNetworkInterfaces",
+    "ec2:DescribeSubnets",
     "ec2:DeleteNetworkInterface",
     "ec2:AssignPrivateIpAddresses",
     "ec2:UnassignPrivateIpAddresses",
@@ -110,7 +111,10 @@ class Scheduled(Construct):
             concurrency=FUNCTION_CONCURRENCY["Scaler"],
             environment={
                 "SANDFLEET_SCALER_TARGETS": scaler_targets,
-                "SANDFLEET_SCALER_SETS_COUNTS": str(shared.deployment.fast_scaling).lower(),
+                # On an emulator an alarm calls it, which is quicker to see there.
+                "SANDFLEET_SCALER_SETS_COUNTS": shared.emulator.choose(
+                    "false", str(shared.deployment.scales_fast).lower()
+                ),
             },
         )
         self.dead_letters = python_function(

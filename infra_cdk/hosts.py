@@ -1,9 +1,11 @@
 """Docker hosts: an auto scaling group of machines with an engine, the sandbox host daemon, and an executor."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from aws_cdk import Aws, Duration, Stack
+from aws_cdk import Aws, CfnResource, Duration, Stack
 from aws_cdk import aws_autoscaling as autoscaling
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
@@ -11,20 +13,42 @@ from aws_cdk import aws_secretsmanager as secretsmanager
 from constructs import Construct
 
 from sandfleet.infra_cdk.deployment import ROOT, Deployment
+from sandfleet.infra_cdk.emulated import Emulator
 from sandfleet.infra_cdk.executors import DRAIN_GRACE_S, PROJECT, STOP_S, executor_environment
 from sandfleet.infra_cdk.image import Image
 from sandfleet.infra_cdk.logs import log_group
 from sandfleet.infra_cdk.network import HOST_PORT, Network, private
 from sandfleet.infra_cdk.packaging import TEMPLATES
 from sandfleet.infra_cdk.sizes import Size
+from sandfleet.infra_cdk.telemetry import COMMAND, CONFIG, Telemetry
 
 DRAIN = Duration.minutes(5)
 """How long a machine that is to go may drain: its executor, then the daemon; then AWS takes it."""
 SPOT_NOTICE_S = 120
 """What AWS leaves a Spot instance."""
 DATA = "/var/lib/sandfleet"
-SANDBOX_BASE = "python:3.13-slim"
-"""What the image of the default sandbox template is made from."""
+START = Duration.minutes(15)
+"""How long a machine may take until daemon and executor answer: packages, images, and the graphs. Then it is replaced."""
+SICK = Duration.minutes(5)
+"""How long they may then be silent until the machine says that it is unhealthy."""
+GROUP = "HostsGroup"
+"""Logical id of the group, which a machine's signal to CloudFormation names."""
+METRICS = {"HOST_METRICS": "127.0.0.1:9465", "EXECUTOR_METRICS": "127.0.0.1:9464"}
+"""Where daemon and executor serve their metrics: to this machine alone."""
+LIKE: Mapping[str, tuple[str, ...]] = {
+    "t3": ("t3a", "m6a", "m6i"),
+    "m7a": ("m6a", "m7i", "m6i"),
+    "t4g": ("m7g", "m6g"),
+    "m7g": ("m8g", "m6g"),
+}
+"""Families with as many vCPUs and as much memory at the same size: with Spot the group takes what AWS has most of."""
+_SESSIONS = (
+    "ssm:UpdateInstanceInformation",
+    "ssmmessages:CreateControlChannel",
+    "ssmmessages:CreateDataChannel",
+    "ssmmessages:OpenControlChannel",
+    "ssmmessages:OpenDataChannel",
+)
 
 
 @dataclass(frozen=True)
@@ -55,6 +79,8 @@ class Hosts(Construct):
         network: Network,
         environment: dict[str, str],
         bucket: str,
+        telemetry: Telemetry,
+        emulator: Emulator,
     ) -> None:
         super().__init__(scope, id)
         self.least, self.most = size.hosts
@@ -62,14 +88,15 @@ class Hosts(Construct):
         self.role = iam.Role(self, "Role", assumed_by=iam.ServicePrincipal("ec2.amazonaws.com"))
         self.logs = log_group(self, "Logs", size)
         self.logs.grant_write(self.role)
+        telemetry.grant(self.role)
         self._secrets = deployment.secrets
         self._stopping = SPOT if deployment.spot else ON_DEMAND
         for name, source in deployment.secrets.items():
             secretsmanager.Secret.from_secret_name_v2(
                 self, f"Secret{name}", source.rpartition(":")[0]
             ).grant_read(self.role)
-        host, executor = Image(self, "host", deployment), Image(self, "executor", deployment)
-        for image in (host, executor):
+        host, executor, base = (Image(self, part, deployment) for part in ("host", "executor", "sandbox"))
+        for image in (host, executor, base):
             if image.asset is not None:
                 image.asset.repository.grant_pull(self.role)
         templates = deployment.project.parent / TEMPLATES
@@ -96,11 +123,16 @@ class Hosts(Construct):
                     ),
                 )
             ],
-            spot_options=ec2.LaunchTemplateSpotOptions() if deployment.spot else None,
             user_data=ec2.UserData.custom(
                 self._start(
-                    host.uri,
-                    executor.uri,
+                    {
+                        "HOST_IMAGE": host.uri,
+                        "EXECUTOR_IMAGE": executor.uri,
+                        "SANDBOX_BASE": base.uri,
+                        "COLLECTOR_IMAGE": telemetry.image,
+                        "COLLECTOR_COMMAND": COMMAND,
+                    },
+                    f"{CONFIG}={telemetry.config(tuple(METRICS.values()))}" if telemetry.image else "",
                     host_environment={
                         **environment,
                         "SANDFLEET_SNAPSHOT_BUCKET": bucket,
@@ -120,20 +152,41 @@ class Hosts(Construct):
             "Group",
             vpc=network.vpc,
             vpc_subnets=private(network.vpc),
-            launch_template=template,
+            **self._machines(template, size.host_class[deployment.architecture], deployment),
             min_capacity=self.least,
             max_capacity=self.most,
             group_metrics=[autoscaling.GroupMetrics.all()],
             health_checks=autoscaling.HealthChecks.ec2(grace_period=Duration.minutes(5)),
+            # One after the other, and only once the new one works: each says so itself (see launched.sh).
             update_policy=autoscaling.UpdatePolicy.rolling_update(
-                max_batch_size=1, min_instances_in_service=self.least
+                max_batch_size=1,
+                min_instances_in_service=self.least,
+                wait_on_resource_signals=True,
+                pause_time=_with_margin(START),
             ),
+            signals=autoscaling.Signals.wait_for_min_capacity(timeout=_with_margin(START))
+            if self.least
+            else None,
             capacity_rebalance=deployment.spot,
             max_instance_lifetime=Duration.days(30),
             default_instance_warmup=Duration.seconds(120),
             # Until the scaler has looked at them: it protects those with runs or sandboxes, and gives the others free.
             new_instances_protected_from_scale_in=True,
         )
+        self.group_name = emulator.choose("emulated", self.group.auto_scaling_group_name)
+        resource = self.group.node.default_child
+        assert isinstance(resource, CfnResource)
+        resource.override_logical_id(GROUP)
+        # Out of service until it says that it works; one that never does is replaced.
+        self.group.add_lifecycle_hook(
+            "Launch",
+            lifecycle_transition=autoscaling.LifecycleTransition.INSTANCE_LAUNCHING,
+            heartbeat_timeout=_with_margin(START),
+            default_result=autoscaling.DefaultResult.ABANDON,
+            lifecycle_hook_name="launch",
+        )
+        if deployment.warm_hosts:
+            self.group.add_warm_pool(pool_state=autoscaling.PoolState.STOPPED, min_size=deployment.warm_hosts)
         # The machine itself watches for this (see drain.sh) and says when it has drained.
         self.group.add_lifecycle_hook(
             "Drain",
@@ -150,18 +203,45 @@ class Hosts(Construct):
         )
         self.role.add_to_policy(
             iam.PolicyStatement(
-                actions=["autoscaling:CompleteLifecycleAction"],
+                actions=["autoscaling:CompleteLifecycleAction", "autoscaling:SetInstanceHealth"],
                 resources=[self.group_arn],
             )
         )
         self.role.add_to_policy(
+            iam.PolicyStatement(actions=["cloudformation:SignalResource"], resources=[Aws.STACK_ID])
+        )
+        # Session Manager: the only way in, for whoever is on call.
+        self.role.add_to_policy(iam.PolicyStatement(actions=list(_SESSIONS), resources=["*"]))
+        self.role.add_to_policy(
             iam.PolicyStatement(actions=["autoscaling:DescribeAutoScalingInstances"], resources=["*"])
         )
 
+    def _machines(
+        self, template: ec2.LaunchTemplate, instance_type: str, deployment: Deployment
+    ) -> dict[str, Any]:
+        """What the group starts: one type, or with Spot several that are alike, beside the least on demand."""
+        if not deployment.spot:
+            return {"launch_template": template}
+        family, _, of = instance_type.partition(".")
+        return {
+            "mixed_instances_policy": autoscaling.MixedInstancesPolicy(
+                launch_template=template,
+                launch_template_overrides=[
+                    autoscaling.LaunchTemplateOverrides(instance_type=ec2.InstanceType(f"{name}.{of}"))
+                    for name in (family, *LIKE[family])
+                ],
+                instances_distribution=autoscaling.InstancesDistribution(
+                    on_demand_base_capacity=self.least,
+                    on_demand_percentage_above_base_capacity=0,
+                    spot_allocation_strategy=autoscaling.SpotAllocationStrategy.PRICE_CAPACITY_OPTIMIZED,
+                ),
+            )
+        }
+
     def _start(
         self,
-        host_image: str,
-        executor_image: str,
+        images: dict[str, str],
+        collector_environment: str,
         host_environment: dict[str, str],
         executor_environment: dict[str, str],
     ) -> str:
@@ -169,13 +249,16 @@ class Hosts(Construct):
         values = {
             "REGION": Aws.REGION,
             "LOG_GROUP": self.logs.log_group_name,
-            "HOST_IMAGE": host_image,
-            "EXECUTOR_IMAGE": executor_image,
+            **images,
+            **METRICS,
+            "STACK": Aws.STACK_NAME,
+            "GROUP": GROUP,
+            "START_S": str(START.to_seconds()),
+            "SICK_S": str(SICK.to_seconds()),
             "HOST_PORT": str(HOST_PORT),
             "EXECUTOR_STOP_S": str(self._stopping.executor_s),
             "HOST_STOP_S": str(self._stopping.host_s),
             "DATA": DATA,
-            "SANDBOX_BASE": SANDBOX_BASE,
         }
         lines = ["#!/bin/bash"]
         lines += [f"{name}={_quoted(value)}" for name, value in values.items()]
@@ -186,9 +269,17 @@ class Hosts(Construct):
             # A line per variable, as `docker run --env-file` reads them.
             text = "\n".join(f"{key}={value}" for key, value in sorted(variables.items()))
             lines.append(f"{name}=$(cat <<'END_OF_VARIABLES'\n{text}\nEND_OF_VARIABLES\n)")
+        lines.append(f"COLLECTOR_ENVIRONMENT={_quoted(collector_environment)}")
         lines.append(f"SECRETS={_quoted(json.dumps(self._secrets))}")
-        lines.append((ROOT / "infra_cdk" / "user_data.sh").read_text())
+        # AWS takes 16 KiB, and a machine reads no comments.
+        script = (ROOT / "infra_cdk" / "user_data.sh").read_text().splitlines()
+        lines += [line for line in script if not line.startswith("# ")]
         return "\n".join(lines)
+
+
+def _with_margin(duration: Duration) -> Duration:
+    """For who waits for a machine that waits for as long: its word must come first."""
+    return duration.plus(Duration.minutes(5))
 
 
 def _quoted(value: str) -> str:

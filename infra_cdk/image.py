@@ -1,7 +1,7 @@
 """Images: built from a gathered context and pushed by ``cdk deploy``, or such as exist already."""
 
 import re
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from aws_cdk import Aws
 from aws_cdk import aws_ecr_assets as assets
@@ -9,10 +9,11 @@ from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_iam as iam
 from constructs import Construct
 
-from sandfleet.infra_cdk.deployment import Deployment
+from sandfleet.infra_cdk.deployment import ROOT, Deployment
 from sandfleet.infra_cdk.packaging import image_context
 
-Part = Literal["executor", "gateway", "host"]
+Part = Literal["executor", "gateway", "host", "sandbox", "collector"]
+_DOCKERFILES: Final = ROOT / "infra_cdk" / "images"
 _PRIVATE: Final = re.compile(r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.[^/]+/(?P<name>[^:@]+)")
 
 
@@ -32,6 +33,13 @@ def grant_pull(role: iam.IRole, deployment: Deployment, *parts: Part) -> None:
         role.add_to_principal_policy(iam.PolicyStatement(actions=actions, resources=resources))
 
 
+def _context(part: Part, deployment: Deployment) -> dict[str, Any]:
+    if part == "sandbox":  # nothing of ours is in it
+        name = "sandbox.Dockerfile"
+        return {"directory": str(_DOCKERFILES), "file": name, "exclude": ["*", f"!{name}"]}
+    return {"directory": str(image_context(part, deployment))}
+
+
 class Image:
     """The image of a part: ``uri``, and ``container`` for a task definition."""
 
@@ -46,7 +54,7 @@ class Image:
         self.asset = assets.DockerImageAsset(
             scope,
             f"{part.capitalize()}Image",
-            directory=str(image_context(part, deployment)),
+            **_context(part, deployment),
             platform=platform[deployment.architecture],
             build_args={"BASE": f"python:{deployment.python}-slim"},
         )

@@ -13,6 +13,13 @@ _RETENTION = {
 }
 
 
-def log_group(scope: Construct, id: str, size: Size) -> logs.LogGroup:
-    """A log group that forgets after the size's days and goes with its stack: it holds ids, no content."""
-    return logs.LogGroup(scope, id, retention=_RETENTION[size.log_days], removal_policy=RemovalPolicy.DESTROY)
+def log_group(scope: Construct, id: str, size: Size, name: str | None = None) -> logs.LogGroup:
+    """A log group that forgets after the size's days and goes with its stack: it holds ids, no content. ``name`` is for one that
+    AWS writes to by itself, and would make without a retention."""
+    return logs.LogGroup(
+        scope,
+        id,
+        log_group_name=name,
+        retention=_RETENTION[size.log_days],
+        removal_policy=RemovalPolicy.DESTROY,
+    )

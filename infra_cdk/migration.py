@@ -42,6 +42,8 @@ class Migration(Construct):
             resource_type="Custom::SandfleetSchema",
             service_token=self.function.function_arn,
             properties={"Revisions": _revisions()},
+            # A function that cannot even start answers nothing, and CloudFormation would wait for an hour.
+            service_timeout=Duration.minutes(15),
         )
         # Its role must have its rights before it is called.
         self._resource.node.add_dependency(self.function.role)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ class Network(Construct):
     executors need for model providers.
     """
 
-    def __init__(self, scope: Construct, id: str, size: Size) -> None:
+    def __init__(self, scope: Construct, id: str, size: Size, zones: tuple[str, ...]) -> None:
         super().__init__(scope, id)
         self.vpc = ec2.Vpc(
             self,
@@ -43,6 +43,12 @@ class Network(Construct):
                 ),
             ],
         )
+        for subnets in (self.vpc.public_subnets, self.vpc.private_subnets, self.vpc.isolated_subnets):
+            for subnet, zone in zip(subnets, zones, strict=False):
+                # CDK takes the first zones of the region, and in some of them VPC links or a type of instance are missing.
+                resource = subnet.node.default_child
+                assert isinstance(resource, ec2.CfnSubnet)
+                resource.availability_zone = zone
         # Free of charge, and S3 traffic (snapshots, image layers) stays off the NAT.
         self.vpc.add_gateway_endpoint("S3", service=ec2.GatewayVpcEndpointAwsService.S3)
         self.vpc.add_flow_log(

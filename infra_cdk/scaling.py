@@ -1,7 +1,8 @@
-"""Step scaling of a pool by the age of its oldest ready run.
+"""Step scaling of a pool by how long its first run has waited, for an executor or for a sandbox's room.
 
 The scaler publishes the figures once a minute, and these alarms act on them: out at once and in steps, in slowly and one by
-one. With fast scaling, and on an emulator, which has no scaling policies, the alarm tells the scaler, which sets the counts.
+one. On an emulator, which has no scaling policies, an alarm tells the scaler, which sets the counts. With fast scaling the scaler
+does so by itself, and there are no alarms on AWS: it would be called while it is at work.
 """
 
 from typing import Final
@@ -17,30 +18,20 @@ from constructs import Construct
 from sandfleet.infra_cdk.emulated import Emulator
 from sandfleet.infra_cdk.executors import Executors
 from sandfleet.infra_cdk.hosts import Hosts
+from sandfleet.infra_cdk.metrics import Metrics
 
-NAMESPACE: Final = "sandfleet"
 AGE_S: Final = 5
-"""Age of the oldest ready run at which a pool grows."""
+"""How long the first run has waited, for an executor or for a sandbox's room, when a pool grows."""
 STEPS: Final = ((0, 15, 1), (15, 55, 2), (55, None, 4))
 """(from, to, executors or hosts more), in seconds beyond `AGE_S`."""
 IDLE_MINUTES: Final = 10
 """So long must a pool have more room than an executor has slots before it shrinks by one."""
-
-
-def metric(name: str, pool: str, statistic: str = "Maximum") -> cloudwatch.Metric:
-    """A figure of a pool that the scaler publishes."""
-    return cloudwatch.Metric(
-        namespace=NAMESPACE,
-        metric_name=name,
-        dimensions_map={"Pool": pool},
-        statistic=statistic,
-        period=Duration.minutes(1),
-    )
+SHRINK_PAUSE: Final = Duration.minutes(5)
+"""Between two executors or hosts fewer: what has just been asked to go runs out of work first."""
 
 
 class PoolScaling(Construct):
-    """The alarms of one pool and what they do: run policies, or, if ``emulator`` is None, tell the scaler, which sets the
-    counts itself."""
+    """The alarms of one pool and what they do."""
 
     def __init__(
         self,
@@ -49,15 +40,18 @@ class PoolScaling(Construct):
         pool: str,
         fleet: Executors | Hosts,
         slots: int,
+        metrics: Metrics,
         topic: sns.Topic,
-        emulator: Emulator | None,
+        emulator: Emulator,
+        *,
+        by_policies: bool,
     ) -> None:
         super().__init__(scope, id)
         grow = cloudwatch.Alarm(
             self,
             "Grow",
-            alarm_description=f"Runs of the pool {pool} are ready and no executor takes them.",
-            metric=metric("OldestReadyAge", pool),
+            alarm_description=f"Runs of the pool {pool} are ready and no executor takes them, or wait for a sandbox's room.",
+            metric=metrics.of_pool("OldestWait", pool),
             threshold=AGE_S,
             comparison_operator=cloudwatch.ComparisonOperator.GREATER_THAN_OR_EQUAL_TO_THRESHOLD,
             evaluation_periods=1,
@@ -67,15 +61,18 @@ class PoolScaling(Construct):
             self,
             "Shrink",
             alarm_description=f"The pool {pool} has had more room than an executor for {IDLE_MINUTES} minutes.",
-            metric=metric("FreeSlots", pool, "Minimum"),
+            metric=metrics.of_pool("FreeSlots", pool, "Minimum"),
             threshold=slots,
             comparison_operator=cloudwatch.ComparisonOperator.GREATER_THAN_THRESHOLD,
             evaluation_periods=IDLE_MINUTES,
             treat_missing_data=cloudwatch.TreatMissingData.NOT_BREACHING,
         )
-        if emulator is None:  # the scaler sets the counts itself, and two would pull at them
+        if not by_policies:  # the scaler sets the counts itself, and two would pull at them
             for alarm in (grow, shrink):
                 alarm.add_alarm_action(actions.SnsAction(topic))
+                resource = alarm.node.default_child
+                assert isinstance(resource, cloudwatch.CfnAlarm)
+                resource.cfn_options.condition = emulator.yes
             return
         policies = (
             self._service_policies(fleet) if isinstance(fleet, Executors) else self._group_policies(fleet)
@@ -111,7 +108,7 @@ class PoolScaling(Construct):
             "In",
             scaling_target=target,
             adjustment_type=application.AdjustmentType.CHANGE_IN_CAPACITY,
-            cooldown=Duration.minutes(5),
+            cooldown=SHRINK_PAUSE,
         )
         into.add_adjustment(adjustment=-1, lower_bound=0)
         return out.scaling_policy_arn, into.scaling_policy_arn
@@ -127,11 +124,14 @@ class PoolScaling(Construct):
         )
         for lower, upper, change in STEPS:
             out.add_adjustment(adjustment=change, lower_bound=lower, upper_bound=upper)
-        into = autoscaling.StepScalingAction(
+        # Simple scaling: of a group's policies it alone knows a cooldown, and an alarm that stays on acts every minute.
+        into = autoscaling.CfnScalingPolicy(
             self,
             "In",
-            auto_scaling_group=fleet.group,
-            adjustment_type=autoscaling.AdjustmentType.CHANGE_IN_CAPACITY,
+            auto_scaling_group_name=fleet.group.auto_scaling_group_name,
+            policy_type="SimpleScaling",
+            adjustment_type="ChangeInCapacity",
+            scaling_adjustment=-1,
+            cooldown=str(SHRINK_PAUSE.to_seconds()),
         )
-        into.add_adjustment(adjustment=-1, lower_bound=0)
-        return out.scaling_policy_arn, into.scaling_policy_arn
+        return out.scaling_policy_arn, into.attr_arn

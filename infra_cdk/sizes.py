@@ -1,6 +1,6 @@
 """What the three sizes are: plain figures, read by the constructs and by the budget of connections."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 
@@ -49,6 +49,19 @@ class Size:
     host_gib: int
     """Root volume: images and the writable layers of sandboxes with a writable root."""
     log_days: int
+    fast_scaling: bool
+    """Whether the scaler sets counts by itself, unless the context says otherwise: its function works all the time then."""
+
+    def executors_max_percent(self) -> int:
+        """Executors that ECS may run during a deployment, in percent of those wanted. ECS rounds down: at 150 a service of one
+        task could not start the new one, and would hang."""
+        return 200 if self.executors[0] <= 1 else 150
+
+    def from_zero(self) -> "Size":
+        """The same with nobody while there is no work. A deployment may then double a fleet, which makes the most smaller, or
+        the connections would not do."""
+        most = self.executors[1] * self.executors_max_percent() // 200
+        return replace(self, executors=(0, most), hosts=(0, self.hosts[1]))
 
 
 SIZES: Final[dict[str, Size]] = {
@@ -76,6 +89,7 @@ SIZES: Final[dict[str, Size]] = {
         host_class={"x86_64": "t3.large", "arm64": "t4g.large"},
         host_gib=40,
         log_days=7,
+        fast_scaling=False,
     ),
     "small": Size(
         zones=2,
@@ -101,6 +115,7 @@ SIZES: Final[dict[str, Size]] = {
         host_class={"x86_64": "m7a.xlarge", "arm64": "m7g.xlarge"},
         host_gib=100,
         log_days=30,
+        fast_scaling=True,
     ),
     "large": Size(
         zones=2,
@@ -126,5 +141,6 @@ SIZES: Final[dict[str, Size]] = {
         host_class={"x86_64": "m7a.4xlarge", "arm64": "m7g.4xlarge"},
         host_gib=300,
         log_days=90,
+        fast_scaling=True,
     ),
 }

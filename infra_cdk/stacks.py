@@ -13,7 +13,7 @@ from sandfleet.infra_cdk.alarms import Alarms, private_topic
 from sandfleet.infra_cdk.api import Api
 from sandfleet.infra_cdk.cache import Cache
 from sandfleet.infra_cdk.checks import acknowledge
-from sandfleet.infra_cdk.dashboard import Dashboard
+from sandfleet.infra_cdk.dashboard import Dashboard, Shown
 from sandfleet.infra_cdk.database import Database
 from sandfleet.infra_cdk.deployment import Deployment
 from sandfleet.infra_cdk.emulated import Emulator, condition_out
@@ -23,12 +23,14 @@ from sandfleet.infra_cdk.functions import FunctionSetting, Scheduled, python_fun
 from sandfleet.infra_cdk.gateway import Gateway
 from sandfleet.infra_cdk.hosts import Hosts
 from sandfleet.infra_cdk.image import grant_pull
+from sandfleet.infra_cdk.logs import log_group
+from sandfleet.infra_cdk.metrics import Metrics
 from sandfleet.infra_cdk.migration import Migration
 from sandfleet.infra_cdk.network import Network
 from sandfleet.infra_cdk.queues import Queues
 from sandfleet.infra_cdk.scaling import PoolScaling
-from sandfleet.infra_cdk.sizes import SIZES
 from sandfleet.infra_cdk.storage import Snapshots
+from sandfleet.infra_cdk.telemetry import Telemetry
 
 ENDPOINT = "EmulatorEndpoint"
 
@@ -38,9 +40,9 @@ class DataStack(Stack):
 
     def __init__(self, scope: Construct, id: str, deployment: Deployment) -> None:
         super().__init__(scope, id, description="sandfleet: network and data")
-        size = SIZES[deployment.size]
+        size = deployment.figures
         self.emulator = Emulator(self)
-        self.network = Network(self, "Network", size)
+        self.network = Network(self, "Network", size, deployment.zones)
         self.database = Database(self, "Database", deployment, size, self.network, self.emulator)
         self.cache = Cache(self, "Cache", size, self.network, self.emulator)
         self.snapshots = Snapshots(self, "Snapshots", deployment)
@@ -68,7 +70,8 @@ class AppStack(Stack):
     ) -> None:
         super().__init__(scope, id, description="sandfleet: API and fleet")
         self.deployment, self.data = deployment, data
-        self.size = SIZES[deployment.size]
+        self.size = deployment.figures
+        self.metrics = Metrics(deployment.name)
         self.emulator = Emulator(self)
         self.endpoint = self.emulator.parameter(
             ENDPOINT, "URL of the emulator, as Lambdas and tasks reach it."
@@ -83,9 +86,12 @@ class AppStack(Stack):
             self._environment(data.database.function_url),
             self.emulator,
         )
-        direct = self._environment(data.database.url)
+        self.telemetry = Telemetry(self, "Telemetry", deployment, self.size)
+        direct = {**self._environment(data.database.url), **self.telemetry.environment}
         migration = Migration(self, "Migration", functions, data.database)
         self.gateway = Gateway(self, "Gateway", deployment, self.size, data.network, self.cluster, direct)
+        self.telemetry.beside(self.gateway.task)
+        self.gateway.service.node.add_dependency(self.insights)
         self.function = python_function(
             self,
             "ApiFunction",
@@ -96,14 +102,23 @@ class AppStack(Stack):
             concurrency=self.size.api_concurrency,
             environment={"SANDFLEET_API_POOL_SIZE": str(self.size.api_pool)},
         )
-        self.api = Api(self, "Api", self.size, data.network, self.function, self.gateway, self.emulator)
+        self.api = Api(
+            self,
+            "Api",
+            self.size,
+            data.network,
+            self.function,
+            self.gateway,
+            self.emulator,
+            own_logs_role=deployment.api_logs_role == "own",
+        )
         if deployment.waf:
             Firewall(self, "Firewall", self.api, self.size)
         fleets = self._fleets(direct)
         self.scheduled = Scheduled(self, "Scheduled", functions, self.queues, self._targets(fleets))
         self._grant(fleets)
         self._scale(fleets)
-        self._watch()
+        self._watch(fleets)
         migration.before(
             self.function,
             self.gateway.service,
@@ -123,6 +138,8 @@ class AppStack(Stack):
         """Settings that all processes share."""
         data, choose = self.data, self.emulator.choose
         return {
+            **self.deployment.settings,
+            "SANDFLEET_DEPLOYMENT": self.deployment.name,
             "SANDFLEET_DATABASE_URL": database_url,
             "SANDFLEET_DATABASE_IAM": choose("false", "true"),
             "SANDFLEET_REDIS_URL": data.cache.url,
@@ -144,6 +161,9 @@ class AppStack(Stack):
         resource = cluster.node.default_child
         assert isinstance(resource, ecs.CfnCluster)
         resource.capacity_providers = ["FARGATE", "FARGATE_SPOT"]
+        # Before there are tasks, whose figures would make it.
+        name = f"/aws/ecs/containerinsights/{cluster.cluster_name}/performance"
+        self.insights = log_group(self, "Insights", self.size, name)
         return cluster
 
     def _fleets(self, environment: dict[str, str]) -> dict[str, Executors | Hosts]:
@@ -156,7 +176,13 @@ class AppStack(Stack):
             )
         if "hosts" in deployment.pools:
             bucket = self.data.snapshots.bucket.bucket_name
-            fleets["hosts"] = Hosts(self, "Hosts", deployment, size, network, environment, bucket)
+            fleets["hosts"] = Hosts(
+                self, "Hosts", deployment, size, network, environment, bucket, self.telemetry, self.emulator
+            )
+        for fleet in fleets.values():
+            if isinstance(fleet, Executors):
+                self.telemetry.beside(fleet.task)
+                fleet.service.node.add_dependency(self.insights)
         return fleets
 
     def _targets(self, fleets: dict[str, Executors | Hosts]) -> str:
@@ -176,7 +202,7 @@ class AppStack(Stack):
     def _target(self, fleet: Executors | Hosts) -> dict[str, str]:
         if isinstance(fleet, Executors):
             return {"service": f"{fleet.service.cluster.cluster_name}/{fleet.service.service_name}"}
-        return {"group": self.emulator.choose("emulated", fleet.group.auto_scaling_group_name)}
+        return {"group": fleet.group_name}
 
     def _grant(self, fleets: dict[str, Executors | Hosts]) -> None:
         data, gateway = self.data, self.gateway.task.task_role
@@ -193,13 +219,13 @@ class AppStack(Stack):
             self.queues.grant_send(role)
         for worker in workers:
             self.queues.grant_work(worker)
-        grant_pull(self.gateway.task.obtain_execution_role(), self.deployment, "gateway")
+        grant_pull(self.gateway.task.obtain_execution_role(), self.deployment, "gateway", "collector")
         for fleet in fleets.values():
             if isinstance(fleet, Hosts):
                 data.snapshots.grant(fleet.role)
-                grant_pull(fleet.role, self.deployment, "host", "executor")
+                grant_pull(fleet.role, self.deployment, "host", "executor", "sandbox", "collector")
             else:
-                grant_pull(fleet.task.obtain_execution_role(), self.deployment, "executor")
+                grant_pull(fleet.task.obtain_execution_role(), self.deployment, "executor", "collector")
             self._let_scale(fleet)
 
     def _let_scale(self, fleet: Executors | Hosts) -> None:
@@ -207,6 +233,13 @@ class AppStack(Stack):
         scaler = self.scheduled.scaler
         if isinstance(fleet, Executors):
             actions, arn = ["ecs:UpdateService", "ecs:DescribeServices"], fleet.service.service_arn
+            scaler.add_to_role_policy(
+                iam.PolicyStatement(
+                    actions=["ecs:ListTasks"],
+                    resources=["*"],
+                    conditions={"ArnEquals": {"ecs:cluster": self.cluster.cluster_arn}},
+                )
+            )
         else:
             actions = ["autoscaling:SetDesiredCapacity", "autoscaling:SetInstanceProtection"]
             arn = fleet.group_arn
@@ -220,23 +253,56 @@ class AppStack(Stack):
         topic = private_topic(self, "Scaling")
         topic.add_subscription(subscriptions.LambdaSubscription(self.scheduled.scaler))
         # Who sets the counts: the policies of alarms, or the scaler.
-        by_policies = None if self.deployment.fast_scaling else self.emulator
+        by_policies = not self.deployment.scales_fast
         for pool, fleet in fleets.items():
-            PoolScaling(self, f"Scale{pool.capitalize()}", pool, fleet, self.size.slots, topic, by_policies)
+            PoolScaling(
+                self,
+                f"Scale{pool.capitalize()}",
+                pool,
+                fleet,
+                self.size.slots,
+                self.metrics,
+                topic,
+                self.emulator,
+                by_policies=by_policies,
+            )
 
-    def _watch(self) -> None:
-        alarms = Alarms(self, "Alarms", self.deployment.alarm_email)
+    def _watch(self, fleets: dict[str, Executors | Hosts]) -> None:
+        alarms = Alarms(self, "Alarms", self.deployment.alarm_email, self.metrics)
         alarms.watch_queues(self.queues)
         alarms.watch_database(self.data.database, self.size)
         alarms.watch_cache(self.data.cache)
-        alarms.watch_api(self.api, self.gateway)
+        alarms.watch_service("Gateways", self.gateway.service)
+        for fleet in fleets.values():
+            if isinstance(fleet, Hosts):
+                alarms.watch_hosts(fleet)
+            else:
+                alarms.watch_service("Executors", fleet.service)
+        alarms.watch_api(self.api, self.function, self.gateway)
         alarms.watch_functions((self.function, *self.scheduled.all))
-        Dashboard(self, "Dashboard", self.stack_name, alarms, self.api, self.queues, self.data.database)
+        Dashboard(
+            self,
+            "Dashboard",
+            self.stack_name,
+            alarms,
+            Shown(
+                self.api,
+                self.function,
+                self.gateway,
+                self.queues,
+                self.data.database,
+                self.data.cache,
+                fleets,
+                (self.function, *self.scheduled.all),
+                self.metrics,
+                self.telemetry,
+            ),
+        )
 
 
 def add_stacks(app: App, deployment: Deployment, code: lambda_.Code) -> tuple[DataStack, AppStack]:
     """The stacks of a deployment. Raises WrongContext when its parts do not fit together."""
-    connections.check(deployment, SIZES[deployment.size])
+    connections.check(deployment, deployment.figures)
     data = DataStack(app, f"{deployment.name}-data", deployment)
     application = AppStack(app, f"{deployment.name}-app", deployment, data, code)
     for stack in (data, application):

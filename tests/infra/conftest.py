@@ -18,9 +18,12 @@ CONTEXTS = {
         "hostGraphs": "coder",
         "waf": True,
         "alarmEmail": "a@example.com",
+        "warmHosts": 2,
+        "fastScaling": False,
+        "zones": "eu-central-1b,eu-central-1c",
         "images": {
             part: f"111122223333.dkr.ecr.eu-central-1.amazonaws.com/acme/{part}:1"
-            for part in ("executor", "gateway", "host")
+            for part in ("executor", "gateway", "host", "sandbox", "collector")
         },
     },
     # The other choices, and no proxy.
@@ -30,6 +33,8 @@ CONTEXTS = {
         "database": "aurora",
         "spot": True,
         "fastScaling": True,
+        "otlpEndpoint": "http://collector.acme.internal:4318",
+        "settings": {"SANDFLEET_LOG_LEVEL": "WARNING"},
         "protect": True,
         "architecture": "arm64",
     },
@@ -37,6 +42,18 @@ CONTEXTS = {
 """Between them they have every construct."""
 PLAIN = {"dev": {"size": "dev", "fleet": "fargate"}}
 """What a newcomer deploys; it goes to the emulator."""
+CHANGED = {"changed": {**PLAIN["dev"], "apiLogsRole": "existing", "constants": {"STREAM_TIMEOUT_MS": 60_000}}}
+"""The same of another release, in an account that has a role for the logs of API Gateway."""
+LARGE = {
+    "large": {
+        "size": "large",
+        "fleet": "both",
+        "hostGraphs": "coder",
+        "database": "aurora",
+        "scaleToZero": True,
+    }
+}
+"""The largest, with RDS Proxy before Aurora; it may have nobody while there is no work."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +95,7 @@ def read_templates(folder: Path, contexts: dict[str, Any]) -> list[Template]:
 def synthesized(tmp_path_factory):
     """The folder with a cloud assembly per context, written without credentials. cdk-nag found nothing, or this fails."""
     folder = tmp_path_factory.mktemp("cdk")
-    done = synthesize(folder, {**CONTEXTS, **PLAIN})
+    done = synthesize(folder, {**CONTEXTS, **PLAIN, **CHANGED, **LARGE})
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
     return folder
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sandfleet.infra_cdk.costs import PRICES, hourly, table
+from sandfleet.infra_cdk.costs import PRICES, aurora, hourly, table
 from sandfleet.infra_cdk.sizes import SIZES
 
 DOCS = Path(__file__).parents[2] / "docs" / "costs.md"
@@ -30,6 +30,14 @@ def test_every_size_has_a_price_on_every_architecture(architecture: str) -> None
     for size in SIZES.values():
         for least, most in hourly(size, PRICES, architecture).values():
             assert 0 < least <= most
+
+
+def test_aurora_costs_by_its_units() -> None:
+    """Red when the least and the most of its units, or the standby's, are not what is counted."""
+    small = SIZES["small"]
+    least, most = aurora(small, PRICES)
+    more_units = small.aurora_units[1] - small.aurora_units[0]
+    assert most - least == pytest.approx(2 * more_units * PRICES["aurora-unit"])
 
 
 def test_a_standby_is_paid_for() -> None:

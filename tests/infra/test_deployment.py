@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from sandfleet.infra_cdk import connections
+from sandfleet.infra_cdk import connections, synth_all
 from sandfleet.infra_cdk.deployment import ROOT, WrongContext, read_deployment
 from sandfleet.infra_cdk.sizes import SIZES
 from sandfleet.shared.settings import Settings
@@ -43,7 +43,7 @@ def test_too_many_connections_are_refused_with_the_sum_and_its_parts():
 def test_a_deployment_can_start_a_new_task_beside_the_least_that_run(size):
     """Red when a percentage, which ECS rounds down, leaves no room for one: the deployment would hang."""
     for least, percent in (
-        (size.executors[0], connections.executors_max_percent(size)),
+        (size.executors[0], size.executors_max_percent()),
         (size.gateways[0], connections.GATEWAYS_MAX_PERCENT),
     ):
         assert math.floor(least * percent / 100) > least
@@ -62,6 +62,23 @@ def test_the_size_says_what_is_kept_and_protect_whether_it_can_be_removed(size, 
     chosen = deployment(size=size, protect=protect)
     assert chosen.kept == (size != "dev")
     assert chosen.protected == (chosen.kept if protect is None else protect)
+
+
+def test_a_deployment_may_have_nobody_while_there_is_no_work():
+    """By the scaler, which alone goes to none and back. Red when the size's least stays, or another figure changes."""
+    chosen = deployment(size="dev", scaleToZero=True)
+    assert (chosen.figures.executors, chosen.figures.hosts, chosen.scales_fast) == ((0, 2), (0, 2), True)
+    for size in SIZES:
+        from_zero = deployment(size=size, fleet="both", scaleToZero=True)
+        connections.check(from_zero, from_zero.figures)
+    assert dataclasses.replace(chosen.figures, executors=(1, 2), hosts=(1, 2)) == SIZES["dev"]
+
+
+def test_the_scaler_sets_counts_unless_the_size_is_dev_or_the_context_says_otherwise():
+    """What the simulator found best. Red when a default of it is changed without a word."""
+    assert [deployment(size=size).scales_fast for size in SIZES] == [False, True, True]
+    assert deployment(size="dev", fastScaling=True).scales_fast
+    assert not deployment(size="small", fastScaling=False).scales_fast
 
 
 def test_lambdas_without_a_proxy_count_with_all_their_environments():
@@ -93,6 +110,12 @@ def test_the_budget_knows_the_pools_that_processes_have():
         ({"hostGraphs": "coder"}, "hostGraphs is for the fleet both"),
         ({"secrets": '{"OPENAI_API_KEY": "my-secret"}'}, "write SECRET:KEY"),
         ({"alarmEmail": "me"}, "alarmEmail: "),
+        ({"scaleToZero": True, "fastScaling": False}, "scaleToZero takes fastScaling"),
+        ({"settings": '{"OPENAI_API_KEY": "x"}'}, "OPENAI_API_KEY is no setting of sandfleet"),
+        ({"otlpEndpoint": "http://c:4318", "images": {"collector": "c"}}, "exclude each other"),
+        ({"zones": "eu-central-1a"}, "zones names 1 of the 2 that the size dev has"),
+        ({"warmHosts": 1}, "there are no Docker hosts"),
+        ({"fleet": "hosts", "spot": True, "warmHosts": 1}, "no Spot instances in a warm pool"),
         ({"environment": "{"}, "environment: "),
     ],
 )
@@ -102,6 +125,16 @@ def test_a_wrong_context_is_refused_with_the_key_and_what_to_do(context, said):
         read_deployment(context)
     assert said in str(refusal.value)
     assert "docs/deploy.md" in str(refusal.value)
+
+
+def test_make_synth_has_each_size_with_each_fleet_and_each_fits():
+    """Red when a combination is left out, or the sum of its connections is too large."""
+    context = json.loads((ROOT / "cdk.json").read_text())["context"]
+    made = dict(synth_all.deployments(context))
+    assert set(made) == {f"{size}-{fleet}" for size in SIZES for fleet in FLEETS}
+    for name, chosen in made.items():
+        assert name == f"{chosen.size}-{chosen.fleet}"
+        connections.check(chosen, chosen.figures)
 
 
 def test_keys_of_cdk_itself_are_passed_over():

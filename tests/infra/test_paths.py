@@ -13,7 +13,7 @@ from sandfleet.functions.api import routes
 from sandfleet.functions.api.app import create_app
 from sandfleet.functions.api.live import Live
 from sandfleet.functions.api.requests import unless_gone
-from sandfleet.infra_cdk.paths import STAGE_PREFIX, TO_GATEWAY
+from sandfleet.infra_cdk.paths import LARGE, STAGE_PREFIX, TO_GATEWAY
 from sandfleet.shared.settings import Settings
 
 TAKES_LONG = {Live, unless_gone}
@@ -98,7 +98,7 @@ def test_every_route_that_takes_long_goes_to_the_gateway_and_the_rest_of_runs_to
     others = {(method, path) for method, path, _ in all_routes()} - set(found)
     assert len(others) > 30
     for method, path in others:
-        if not path.startswith("/sandboxes"):
+        if not path.startswith("/sandboxes") and (method, path) not in LARGE:
             assert integrations(method, path)["Type"] == "AWS_PROXY", (method, path)
 
 
@@ -106,6 +106,13 @@ def test_files_of_sandboxes_go_to_the_gateway(integrations):
     """Red when bodies of hundreds of megabytes would have to fit a Lambda's six."""
     for method in ("GET", "PUT"):
         assert integrations(method, "/sandboxes/{sandbox_id}/file")["Type"] == "HTTP_PROXY"
+
+
+def test_values_of_threads_go_to_the_gateway(integrations):
+    """Red when a state or a history of more than a Lambda's six megabytes could not be read."""
+    for method, path in LARGE:
+        assert integrations(method, path)["Type"] == "HTTP_PROXY", (method, path)
+    assert integrations("POST", "/threads/{thread_id}/state")["Type"] == "AWS_PROXY"
 
 
 def test_the_list_names_no_route_that_is_gone():

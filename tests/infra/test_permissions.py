@@ -73,8 +73,10 @@ def test_images_in_a_private_registry_can_be_pulled(templates):
         role = task["ExecutionRoleArn"]["Fn::GetAtt"][0]
         pulled += [(role, container["Image"]) for container in task["ContainerDefinitions"]]
     (host,) = [process for process in processes(template) if process.kind == "host"]
-    pulled += [(host.role, CONTEXTS["both"]["images"][part]) for part in ("host", "executor")]
-    assert len(pulled) == 4
+    pulled += [
+        (host.role, CONTEXTS["both"]["images"][part]) for part in ("host", "executor", "sandbox", "collector")
+    ]
+    assert len(pulled) == 8
     for role, image in pulled:
         registry, _, name = image.partition("/")
         account, _, _, region, *_ = registry.split(".")

@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from sandfleet.functions.scaler.figures import figures_of
 from sandfleet.infra_cdk import connections
 from sandfleet.infra_cdk.deployment import ROOT, read_deployment
-from sandfleet.infra_cdk.hosts import DRAIN, SPOT_NOTICE_S
+from sandfleet.infra_cdk.hosts import DRAIN, GROUP, SPOT_NOTICE_S, START
+from sandfleet.infra_cdk.scaling import AGE_S, SHRINK_PAUSE, STEPS
 from sandfleet.infra_cdk.sizes import SIZES
-from tests.infra.conftest import CONTEXTS
+from sandfleet.shared.scaling.decision import Load
+from sandfleet.shared.scaling.latencies import _PERCENTILES, _STAGES
+from tests.infra.conftest import CONTEXTS, LARGE, read_templates
 from tests.infra.reading import each, found, listed
 
 SNAPSHOT = Path(__file__).parent / "resources.json"
@@ -113,21 +117,58 @@ def test_a_container_on_a_host_gets_no_answer_from_the_metadata_address(template
 
 
 def test_a_host_drains_before_it_goes(templates):
-    """Red without the lifecycle hook, or when the machine does not watch for it."""
-    for name, properties in found(each(templates, "AWS::AutoScaling::LifecycleHook")):
-        assert properties["LifecycleTransition"] == "autoscaling:EC2_INSTANCE_TERMINATING", name
-        assert properties["HeartbeatTimeout"] == DRAIN.to_seconds(), name
-    for name, properties in found(each(templates, "AWS::EC2::LaunchTemplate")):
-        script = json.dumps(properties["LaunchTemplateData"]["UserData"])
-        assert "complete-lifecycle-action" in script, name
-        assert "spot/instance-action" in script, name
+    """Red without the lifecycle hook. `test_user_data` runs what the machine does."""
+    hooks = [
+        p for _, p in each(templates, "AWS::AutoScaling::LifecycleHook") if p["LifecycleHookName"] == "drain"
+    ]
+    for hook in found(hooks):
+        assert hook["LifecycleTransition"] == "autoscaling:EC2_INSTANCE_TERMINATING"
+        assert hook["HeartbeatTimeout"] == DRAIN.to_seconds()
+
+
+def test_a_host_is_in_service_and_replaces_another_once_it_works(templates):
+    """Red when a deployment goes on before a machine has said so, or counts one that never does."""
+    hooks = [
+        p for _, p in each(templates, "AWS::AutoScaling::LifecycleHook") if p["LifecycleHookName"] == "launch"
+    ]
+    for hook in found(hooks):
+        assert hook["LifecycleTransition"] == "autoscaling:EC2_INSTANCE_LAUNCHING"
+        assert hook["DefaultResult"] == "ABANDON"
+        assert hook["HeartbeatTimeout"] > START.to_seconds()  # the machine's own word comes first
+    for template in templates:
+        for name, group in template.of_type("AWS::AutoScaling::AutoScalingGroup").items():
+            resource = template.body["Resources"][name]
+            update = resource["UpdatePolicy"]["AutoScalingRollingUpdate"]
+            assert (update["WaitOnResourceSignals"], update["MaxBatchSize"]) == (True, 1)
+            assert update["PauseTime"] == f"PT{START.to_minutes() + 5:g}M"
+            assert resource["CreationPolicy"]["ResourceSignal"]["Count"] == int(group["MinSize"])
+            assert name == GROUP  # what the machine's signal names
+            assert group["HealthCheckType"] == "EC2"
+
+
+def test_a_group_of_spot_machines_has_its_least_on_demand_and_a_choice_of_types(templates):
+    """Red when no machine is left while AWS has none of one type to spare."""
+    (group,) = [
+        p for name, p in each(templates, "AWS::AutoScaling::AutoScalingGroup") if name.startswith("hosts/")
+    ]
+    policy = group["MixedInstancesPolicy"]
+    assert len(policy["LaunchTemplate"]["Overrides"]) >= 3
+    assert policy["InstancesDistribution"]["OnDemandBaseCapacity"] == int(group["MinSize"])
+    assert policy["InstancesDistribution"]["OnDemandPercentageAboveBaseCapacity"] == 0
+
+
+def test_machines_may_stand_ready(templates):
+    """Red when the context's warm pool is not made, or kept running."""
+    ((name, pool),) = found(each(templates, "AWS::AutoScaling::WarmPool"))
+    assert name.startswith("both/")
+    assert (pool["MinSize"], pool["PoolState"]) == (2, "Stopped")
 
 
 def test_a_host_has_time_to_drain(templates):
     """Red when the daemon is killed at its grace's end, without a moment for snapshots, or executor and daemon together
     take longer than AWS waits: 5 minutes, or 2 on Spot, of which up to 5 s pass before the machine looks."""
     for name, properties in found(each(templates, "AWS::EC2::LaunchTemplate")):
-        spot = "InstanceMarketOptions" in properties["LaunchTemplateData"]
+        spot = name.startswith("hosts/")
         script = json.dumps(properties["LaunchTemplateData"]["UserData"]).replace("\\n", "\n")
 
         def figure(variable, script=script):
@@ -143,13 +184,6 @@ def test_a_host_has_time_to_drain(templates):
         assert "TimeoutStopSec=$((HOST_STOP_S + 10))" in script, name
         assert "stop -t $EXECUTOR_STOP_S" in script, name
         assert "TimeoutStopSec=$((EXECUTOR_STOP_S + 10))" in script, name
-    assert {
-        "InstanceMarketOptions" in p["LaunchTemplateData"]
-        for _, p in each(templates, "AWS::EC2::LaunchTemplate")
-    } == {
-        True,
-        False,
-    }
 
 
 def test_the_daemon_sees_the_machines_control_groups(templates):
@@ -204,13 +238,115 @@ def test_alarms_reach_people_or_scaling(templates):
 
 
 def test_the_alarms_that_matter_are_there(templates):
-    """Red when one of them goes: age of ready runs, the scaler's silence, dead permits, the oldest transaction."""
+    """Red when one of them goes, or watches something else."""
     for template in templates:
-        if template.name.endswith("-app"):
-            metrics = {
-                alarm.get("MetricName") for alarm in template.of_type("AWS::CloudWatch::Alarm").values()
-            }
-            assert {"OldestReadyAge", "OldestTransactionAge", "DatabaseConnections", "FreeSlots"} <= metrics
+        if not template.name.endswith("-app"):
+            continue
+        deployment, fleet = "sandfleet", template.name.partition("/")[0]
+        watched = {
+            (
+                a["MetricName"],
+                a.get("Statistic", a.get("ExtendedStatistic")),
+                pool_of(a),
+                a["TreatMissingData"],
+                a["Threshold"],
+            )
+            for a in template.of_type("AWS::CloudWatch::Alarm").values()
+            if "MetricName" in a
+        }
+        for pool in {"both": ("default", "hosts"), "hosts": ("hosts",)}[fleet]:
+            own = (deployment, pool)
+            assert ("OldestReadyAge", "Maximum", own, "notBreaching", 300) in watched  # runs wait
+            assert ("OldestReadyAge", "SampleCount", own, "breaching", 1) in watched  # the scaler is silent
+            assert ("DeadPermits", "Sum", own, "notBreaching", 1) in watched  # executors die
+            assert ("OldestWait", "Maximum", own, "ignore", AGE_S) in watched  # the fleet grows
+            assert ("FreeSlots", "Minimum", own, "notBreaching", SIZES[SIZE_OF[fleet]].slots) in watched
+        assert ("OldestRoomWait", "Maximum", (deployment, "hosts"), "notBreaching", 300) in watched
+        assert ("OldestTransactionAge", "Maximum", (deployment, None), "notBreaching", 120) in watched
+        assert "DatabaseConnections" in {name for name, *_ in watched}
+
+
+def pool_of(alarm):
+    """(deployment, pool) that a metric of ours is of."""
+    named = {d["Name"]: d["Value"] for d in alarm.get("Dimensions", [])}
+    return named.get("Deployment"), named.get("Pool")
+
+
+SIZE_OF = {name: context["size"] for name, context in CONTEXTS.items()}
+
+
+def test_the_wait_of_runs_brings_executors_and_hosts_in_steps_and_room_to_spare_takes_them_one_by_one(
+    templates,
+):
+    """Red when an alarm runs another policy, or a policy has other steps than the simulator's."""
+    (template,) = [t for t in templates if t.name == "both/sandfleet-app"]
+    resources = template.body["Resources"]
+    for scale, target in (
+        ("ScaleDefault", "AWS::ApplicationAutoScaling"),
+        ("ScaleHosts", "AWS::AutoScaling"),
+    ):
+        actions = {}
+        for name, alarm in template.of_type("AWS::CloudWatch::Alarm").items():
+            if name.startswith(scale):
+                ((_, policy, _),) = [action["Fn::If"] for action in alarm["AlarmActions"]]
+                actions[alarm["MetricName"]] = resources[
+                    next(iter(policy.values()))[0] if "Fn::GetAtt" in policy else policy["Ref"]
+                ]
+        grow, shrink = actions["OldestWait"], actions["FreeSlots"]
+        assert grow["Type"] == shrink["Type"] == f"{target}::ScalingPolicy"
+        out = grow["Properties"].get("StepScalingPolicyConfiguration", grow["Properties"])
+        steps = [
+            (s["MetricIntervalLowerBound"], s.get("MetricIntervalUpperBound"), s["ScalingAdjustment"])
+            for s in out["StepAdjustments"]
+        ]
+        assert tuple(steps) == STEPS
+        into = shrink["Properties"].get("StepScalingPolicyConfiguration", shrink["Properties"])
+        (fewer,) = [s["ScalingAdjustment"] for s in into.get("StepAdjustments", [into])]
+        assert (fewer, int(into["Cooldown"])) == (-1, SHRINK_PAUSE.to_seconds())
+
+
+def test_what_is_watched_is_published(templates):
+    """Red when alarms or dashboard name a metric of ours, or dimensions, that no function publishes: it would be silent for
+    ever."""
+    latencies = [f"{stage}P{percent}" for stage in _STAGES for percent in _PERCENTILES]
+    load = Load(0.0, 0, 0.0, 0, 0, 0, 0, None)
+    published = {
+        (name, ("Deployment", "Pool")) for name in figures_of(load, 1, 1, dict.fromkeys(latencies, 0.0))
+    }
+    published |= {
+        ("DeadPermits", ("Deployment", "Pool"))
+    }  # held to be so by the function's test, as that of the next
+    published |= {
+        (name, ("Deployment", "service")) for name in ("OldestTransactionAge", "SweepPasses", "RunsMadeReady")
+    }
+    watched = set()
+    for template in templates:
+        for alarm in template.of_type("AWS::CloudWatch::Alarm").values():
+            if alarm.get("Namespace") == "sandfleet":
+                watched.add((alarm["MetricName"], tuple(sorted(d["Name"] for d in alarm["Dimensions"]))))
+        for board in template.of_type("AWS::CloudWatch::Dashboard").values():
+            text = "".join(
+                part if isinstance(part, str) else "REFERENCE"
+                for part in board["DashboardBody"]["Fn::Join"][1]
+            )
+            for name, dimensions in re.findall(r'\["sandfleet","(\w+)",((?:"[^"]*",?)+)', text):
+                names = tuple(sorted(json.loads(f"[{dimensions.rstrip(',')}]")[::2]))
+                watched.add((name, names))
+    assert watched <= published, watched - published
+    assert len(watched) > 8
+
+
+def test_metrics_have_the_name_of_their_deployment(templates):
+    """Red when one has not: another deployment in the same account would scale and alarm this one."""
+    for name, alarm in found(each(templates, "AWS::CloudWatch::Alarm")):
+        dimensions = {d["Name"]: d["Value"] for d in alarm.get("Dimensions", [])}
+        if alarm.get("Namespace") == "sandfleet":
+            assert dimensions["Deployment"] == "sandfleet", name
+        if alarm.get("Namespace") == "AWS/ApiGateway":
+            assert dimensions["ApiName"] == "sandfleet-app", name
+    for template in templates:
+        for process in template.of_type("AWS::Lambda::Function").values():
+            assert process["Environment"]["Variables"]["SANDFLEET_DEPLOYMENT"] == "sandfleet"
 
 
 def test_executors_have_time_to_drain(templates):
@@ -268,6 +404,8 @@ def test_a_process_without_a_writable_root_may_write_where_a_volume_is_mounted(t
     """Red without VOLUME in the image: ECS would mount a folder of root's, and the process is not root."""
     for _, properties in found(each(templates, "AWS::ECS::TaskDefinition")):
         for container in properties["ContainerDefinitions"]:
+            if "MountPoints" not in container:  # the collector writes nothing
+                continue
             lines = (
                 (ROOT / "infra_cdk" / "images" / f"{container['Name']}.Dockerfile").read_text().splitlines()
             )
@@ -334,10 +472,27 @@ def test_one_alone_sets_the_count_of_a_fleet(templates):
         for function in template.of_type("AWS::Lambda::Function").values():
             variables = function["Environment"]["Variables"]
             if "SANDFLEET_SCALER_SETS_COUNTS" in variables:
-                scaler_sets = variables["SANDFLEET_SCALER_SETS_COUNTS"] == "true"
+                _, emulated, real = variables["SANDFLEET_SCALER_SETS_COUNTS"]["Fn::If"]
+                scaler_sets = real == "true"
+                assert emulated == "false"
+                for name, resource in template.body["Resources"].items():
+                    if name.startswith("Scale") and resource["Type"] == "AWS::CloudWatch::Alarm":
+                        assert (resource.get("Condition") == "IsEmulated") is scaler_sets, name
                 assert scaler_sets != bool(policies), (template.name, policies)
                 modes.add(scaler_sets)
     assert modes == {True, False}
+
+
+def test_the_largest_deployment_can_be_made_and_may_have_nobody(synthesized):
+    """Red when the size large, Aurora behind a proxy, or a least of 0 does not synthesize, or cdk-nag finds something."""
+    large = read_templates(synthesized, LARGE)
+    assert len(found(each(large, "AWS::RDS::DBCluster"))) == len(found(each(large, "AWS::RDS::DBProxy"))) == 1
+    ((_, group),) = each(large, "AWS::AutoScaling::AutoScalingGroup")
+    assert (group["MinSize"], group["MaxSize"]) == ("0", str(SIZES["large"].hosts[1]))
+    (scaler,) = [p for name, p in each(large, "AWS::Lambda::Function") if "ScheduledScaler" in name]
+    assert '\\"least\\":0' in json.dumps(
+        scaler["Environment"]["Variables"]["SANDFLEET_SCALER_TARGETS"]
+    ).replace(" ", "")
 
 
 def test_a_deployment_leaves_the_counts_to_scaling(templates):
@@ -362,5 +517,7 @@ def test_subnets_are_in_as_many_zones_as_the_size_says(templates):
     for template in templates:
         subnets = template.of_type("AWS::EC2::Subnet").values()
         zones = {json.dumps(subnet["AvailabilityZone"]) for subnet in subnets}
+        if template.name.startswith("both/") and subnets:
+            assert zones == {'"eu-central-1b"', '"eu-central-1c"'}  # those that the context names
         assert not subnets or len(zones) == SIZES[CONTEXTS[template.name.partition("/")[0]]["size"]].zones
     found(each(templates, "AWS::EC2::Subnet"))
