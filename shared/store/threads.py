@@ -14,6 +14,7 @@ from sandfleet.shared.errors import Conflict, NotFound
 from sandfleet.shared.ids import Owner
 from sandfleet.shared.store.cancellation import TEMPORARY_KEEP_S, Cancelled, cancel_on
 from sandfleet.shared.store.copying import CHECKPOINTS, STATES, copy_rows
+from sandfleet.shared.store.undoing import settle_thread
 
 SORT_COLUMNS = ("thread_id", "status", "created_at", "updated_at", "state_updated_at")
 
@@ -234,12 +235,16 @@ async def copy(pool: Pool, owner: Owner, thread_id: UUID, new_id: UUID) -> None:
         # One snapshot for all tables: a run may be writing.
         await connection.execute("set transaction isolation level repeatable read")
         cursor = await connection.execute(
-            """insert into threads (tenant, user_id, thread_id, metadata, config, status, interrupts, error)
+            """with source as (select * from threads where tenant = %s and user_id = %s and thread_id = %s)
+               insert into threads (tenant, user_id, thread_id, metadata, config, status, interrupts, error)
                select tenant, user_id, %s, metadata, config, case when status = 'busy' then 'idle' else status end,
                       interrupts, error
-               from threads where tenant = %s and user_id = %s and thread_id = %s returning 1""",
-            (new_id, *owner, thread_id),
+               from source returning (select status = 'busy' from source)""",
+            (*owner, thread_id, new_id),
         )
-        if not await cursor.fetchone():
+        row = await cursor.fetchone()
+        if row is None:
             raise NotFound(_MISSING)
         await copy_rows(connection, owner, str(thread_id), str(new_id), CHECKPOINTS | STATES)
+        if row[0]:
+            await settle_thread(connection, owner, new_id)  # the run that is at work stays behind

@@ -202,6 +202,23 @@ async def test_copy_takes_the_states_along(api: Api, client: LangGraphClient) ->
     assert (await client.threads.get(copied["thread_id"]))["values"] == {"n": 2}
 
 
+async def test_a_copy_of_a_thread_that_is_answered_just_now_waits_for_its_answer(
+    api: Api, client: LangGraphClient
+) -> None:
+    """The run stays behind. Red when what is busy is copied as if nothing were left to do."""
+    thread_id = (await client.threads.create())["thread_id"]
+    await client.runs.create(thread_id, "chat", input={})
+    run = await api.executor.claim()
+    question = [{"id": "i", "value": "Go on?"}]
+    tasks = [{"id": "t", "name": "ask", "interrupts": question}]
+    await api.executor.snapshot(run, "c1", {"n": 1}, following=["ask"], tasks=tasks)
+    await api.executor.finish(run, 1, thread_status="interrupted", interrupts={"t": question})
+    await client.runs.create(thread_id, "chat", command={"resume": "yes"})
+    assert (await client.threads.get(thread_id))["status"] == "busy"
+    copied: Any = await client.threads.copy(thread_id)  # type: ignore[func-returns-value]
+    assert (copied["status"], copied["interrupts"]) == ("interrupted", {"t": question})
+
+
 async def test_prune_counts_what_it_removed(client: LangGraphClient) -> None:
     made = [(await client.threads.create())["thread_id"] for _ in range(2)]
     assert await client.threads.prune([*made, str(uuid.uuid4())]) == {"pruned_count": 2}
