@@ -114,7 +114,6 @@ async def test_the_scheduled_sweep_leaves_the_turns_to_executors(deployment):
     assert metric(logs, "SweepPasses") == 0
 
 
-@pytest.mark.emulators
 async def test_a_slow_start_of_the_client_costs_no_permit(permits, monkeypatch):
     """As in a cold Lambda on a busy machine. Red when loading the client counts as a call's time."""
 

@@ -8,6 +8,7 @@ import pytest
 from redis.asyncio import Redis
 
 from sandfleet.fleet.executor.permit_keeper import PermitKeeper
+from sandfleet.shared import permits as permits_module
 from sandfleet.shared import waker as waker_module
 from sandfleet.shared.dead_letters import dead_letter_urls, dead_permits, redrive
 from sandfleet.shared.ids import new_id
@@ -26,8 +27,9 @@ pytestmark = pytest.mark.emulators
 
 
 @pytest.fixture
-async def permits(servers):
-    """New queues."""
+async def permits(servers, monkeypatch):
+    """New queues, which may be slow: what calls may take is tested elsewhere."""
+    monkeypatch.setattr(permits_module, "_LIMIT_S", 60.0)
     found = Permits(
         Settings(aws_endpoint_url=servers.aws_endpoint_url, queue_urls=await servers.create_queues())
     )
