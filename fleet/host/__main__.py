@@ -40,6 +40,7 @@ from sandfleet.shared.templates import Templates, read_templates
 logger = logging.getLogger(__name__)
 
 _FLUSH_S = 2.0  # for spans that a collector has not taken yet
+_BACKLOG = 4096  # a connection to a unix socket beyond it fails at once, as if no host were there
 
 
 def make_backend(config: Settings, templates: Templates, instance: str) -> Backend:
@@ -168,9 +169,9 @@ async def _serve(
         asyncio.create_task(registry.snapshots.tend(), name="tend snapshots"),
     ]
     try:
-        await web.SockSite(runner, _bind(config.host_socket)).start()
+        await web.SockSite(runner, _bind(config.host_socket), backlog=_BACKLOG).start()
         if listener is not None:
-            await web.SockSite(runner, listener).start()
+            await web.SockSite(runner, listener, backlog=_BACKLOG).start()
         logger.info("sandbox host is ready", extra={**about, "room": registry.room()})
         stopped = [asyncio.create_task(event.wait()) for event in signals]
         await asyncio.wait([*stopped, *loops], return_when=asyncio.FIRST_COMPLETED)
