@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import json
+import logging
 import socket
 from collections import deque
 from typing import Any
@@ -12,6 +13,8 @@ from sandfleet.fleet.host.results import MAX_RESULT_BYTES, Asked, ProtocolError
 from sandfleet.fleet.sandbox.errors import OperationRefused, SandboxBusy, SandboxLost
 from sandfleet.fleet.sandbox_agent import wire
 
+logger = logging.getLogger(__name__)
+
 _MAX_OPERATIONS = 32  # at once in one sandbox; the agent allows twice as many
 _MAX_BACKLOG_BYTES = 4 * 1024 * 1024  # unread by the agent; more means that it stopped reading
 _SEND_TIMEOUT_S = 30.0
@@ -19,6 +22,9 @@ _SOON_S = 1.0
 # An honest agent gathers small pieces, so this pace never slows it (160 MB/s in full frames); a hostile one that
 # floods with tiny frames waits here instead of taking the host's CPU from other sandboxes.
 _PACE_FRAMES, _PACE_S = 256, 0.1
+_MANY_PIECES = (
+    1024  # of an operation's content that wait; more are joined although another stream's came in between
+)
 
 
 class Operation:
@@ -34,7 +40,7 @@ class Operation:
         self._link = link
         self._allowed = allowed
         self._left = dict.fromkeys(allowed, most_bytes)
-        self._queue: deque[tuple[int, bytes]] = deque()
+        self._queue: deque[tuple[int, bytes | bytearray]] = deque()
         self._wake = asyncio.Event()
         self._window = wire.WINDOW  # what the agent may still send
         self._ungranted = 0
@@ -59,7 +65,7 @@ class Operation:
         if self._queue:
             kind, body = self._queue.popleft()
             self._grant(len(body))
-            return kind, body
+            return kind, bytes(body)
         if self.result is None:
             raise self._link.lost()
         if "code" in self.result:
@@ -101,7 +107,19 @@ class Operation:
         while self._queue:
             self._discard(self._queue.popleft()[1])
 
-    def _discard(self, body: bytes) -> None:
+    def _keep(self, kind: int, body: bytes) -> None:
+        """Let content wait. Small pieces are joined: the window bounds bytes, and a piece of one byte takes a hundred."""
+        reach = 1 if len(self._queue) < _MANY_PIECES else len(self._allowed)
+        for back in range(1, min(reach, len(self._queue)) + 1):
+            last, kept = self._queue[-back]
+            if last == kind and len(kept) + len(body) <= wire.CHUNK:
+                joined = kept if isinstance(kept, bytearray) else bytearray(kept)
+                joined += body
+                self._queue[-back] = kind, joined
+                return
+        self._queue.append((kind, body))
+
+    def _discard(self, body: bytes | bytearray) -> None:
         self.discarded_bytes += len(body)
         self._grant(len(body))
 
@@ -115,7 +133,7 @@ class Operation:
             if self.discarding:
                 self._discard(body)
             else:
-                self._queue.append((kind, body))
+                self._keep(kind, body)
                 self._wake.set()
         elif kind == wire.CREDIT:
             if len(body) != wire.CREDIT_BODY.size:
@@ -172,14 +190,25 @@ class AgentLink:
         secret: str | None = None,
         *,
         patience_s: float = 0.0,
+    ) -> "AgentLink":
+        """Take the first connection on ``listener``, and hear its hello as ``greet`` does. The caller closes the listener."""
+        connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+        return await cls.greet(connection, secret, patience_s=patience_s)
+
+    @classmethod
+    async def greet(
+        cls,
+        connection: socket.socket,
+        secret: str | None = None,
+        *,
+        patience_s: float = 0.0,
         again: bool = False,
     ) -> "AgentLink":
-        """Take the first connection on ``listener``, and hear its hello. ProtocolError if that is none.
+        """Hear the hello of one who dialled. ProtocolError if that is none.
 
         The agent is told a ``secret``, and to wait ``patience_s`` for a host that went away; one that comes ``again``
-        must know the secret. The caller bounds the time and closes the listener.
+        must know the secret. The caller bounds the time.
         """
-        connection, _ = await asyncio.get_running_loop().sock_accept(listener)
         reader, writer = await asyncio.open_unix_connection(sock=connection, limit=wire.MAX_BODY)
         link = cls(reader, writer)
         try:
@@ -196,9 +225,7 @@ class AgentLink:
             if kind != wire.HELLO or op != 0 or length > MAX_RESULT_BYTES:
                 raise ProtocolError("no hello")
             self.version, said = results.hello(await self._reader.readexactly(length))
-            if again and (
-                said is None or secret is None or not hmac.compare_digest(said.encode(), secret.encode())
-            ):
+            if again and (said is None or secret is None or not hmac.compare_digest(said, secret)):
                 raise ProtocolError("a stranger")
         except (OSError, asyncio.IncompleteReadError) as error:
             raise ProtocolError("the agent hung up") from error
@@ -219,6 +246,9 @@ class AgentLink:
             reason = (
                 self.HUNG_UP if isinstance(error, ConnectionError) else f"its connection failed ({error})"
             )
+        except Exception as error:  # a rule that is checked nowhere: it must cost this sandbox and no other
+            logger.error("a sandbox sent what the host failed over", extra={"error": type(error).__name__})
+            reason = "its agent broke the protocol"
         self._ended = True
         self._writer.transport.abort()
         return self._reason or reason
@@ -240,8 +270,8 @@ class AgentLink:
                     await asyncio.sleep(max(0.0, since + _PACE_S - loop.time()))
                     frames, since = 0, loop.time()
 
-    async def start(self, kind: int, spec: dict[str, Any], most_bytes: int) -> Operation:
-        """Begin an operation that may return at most ``most_bytes`` of content per stream.
+    def begin(self, kind: int, spec: dict[str, Any], most_bytes: int) -> Operation:
+        """Begin an operation that may return at most ``most_bytes`` of content per stream; then await ``flushed``.
 
         Raises SandboxBusy, SandboxLost, or OperationRefused (``too_long``) if the request exceeds a frame.
         """
@@ -257,11 +287,7 @@ class AgentLink:
         op, self._next_op = self._next_op, self._next_op + 1
         operation = Operation(self, op, results.asked(kind, spec), _CONTENT[kind], most_bytes)
         self._operations[op] = operation
-        try:
-            await self.send(kind, op, body)
-        except BaseException:
-            operation.kill()
-            raise
+        self.post(kind, op, body)
         return operation
 
     def forget(self, what: dict[str, Any]) -> None:
@@ -292,6 +318,10 @@ class AgentLink:
     async def send(self, kind: int, op: int, body: bytes = b"") -> None:
         """Send a frame when the agent has taken earlier ones; SandboxLost if it does not for 30 s."""
         self.post(kind, op, body)
+        await self.flushed()
+
+    async def flushed(self) -> None:
+        """Wait until the agent has taken what was sent; SandboxLost if it does not for 30 s."""
         if self._ended:
             return  # the operation ends when the reason is known
         if self._writer.transport.get_write_buffer_size() <= wire.CHUNK:

@@ -21,7 +21,7 @@ import h11
 from sandfleet.fleet.host import metrics
 from sandfleet.fleet.host.closed_ranges import is_open
 from sandfleet.fleet.host.proxy_http import Exchange, refuse
-from sandfleet.fleet.host.tls_name import NotTls, server_name
+from sandfleet.fleet.host.tls_name import ClientHello, NotTls
 from sandfleet.fleet.sandbox_agent.relay import PROXY_SOCKET
 
 logger = logging.getLogger(__name__)
@@ -31,6 +31,8 @@ _STARTS_PER_S = 200  # of a sandbox
 _BYTES_PER_S = (
     32 * 1024 * 1024
 )  # of a sandbox, both directions together: one must not take this process's time
+_LEAST_BYTES = 16 * 1024  # what a read counts at least: one of a byte takes as long as one of so many
+_HEAD_COST = 64  # times as long as a byte that is passed on takes one that is parsed
 _BURST_S = 0.25
 _HEAD_BYTES = 32 * 1024
 _HEAD_TIMEOUT_S = 15.0
@@ -149,7 +151,7 @@ class Proxy:
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         exchange = Exchange(reader, writer, _HEAD_BYTES)
         async with asyncio.timeout(_HEAD_TIMEOUT_S):
-            request = await exchange.head()
+            request = await exchange.head(self._head_read)
         host, port, path = _target(request)
         entry = self._entry(host)
         if port != _PORTS.get(request.method, _PLAIN_PORT):
@@ -190,18 +192,20 @@ class Proxy:
         raise Refused("unreachable", "the domain has no address, or nothing answers there", 502)
 
     async def _tunnel(self, near: Streams, far: Streams, host: str, entry: str, first: bytes) -> None:
+        hello, said = ClientHello(), bytearray(first)
         async with asyncio.timeout(_HEAD_TIMEOUT_S):
-            while (name := _named(first)) is None:
-                data = await near[0].read(_CHUNK)
-                if not data:
+            while (name := _named(hello, first)) is None:
+                first = await near[0].read(_CHUNK)
+                if not first:
                     raise Refused("no tls", "the tunnel was closed before TLS began")
-                first += data
+                await self._head_read(len(first))
+                said += first
         if name != host:  # else another site behind the same address could be had
             raise Refused("tls name", "the name in TLS is not the one that was asked for")
         count = self._counter(entry)
         async with asyncio.timeout(_IDLE_S) as limit:
-            far[1].write(first)
-            await count(limit, len(first), 0)
+            far[1].write(said)
+            await count(limit, len(said), 0)
             async with asyncio.TaskGroup() as ways:
                 ways.create_task(_copy(near[0], far[1], lambda size: count(limit, size, 0)))
                 ways.create_task(_copy(far[0], near[1], lambda size: count(limit, 0, size)))
@@ -211,13 +215,20 @@ class Proxy:
             sums = self._counts[entry]
             sums[1] += up
             sums[2] += down
-            now = time.monotonic()
-            self._paced = max(self._paced, now - _BURST_S) + (up + down) / _BYTES_PER_S
             limit.reschedule(asyncio.get_running_loop().time() + _IDLE_S)
-            if self._paced > now:
-                await asyncio.sleep(self._paced - now)
+            await self._pace(up + down)
 
         return count
+
+    async def _head_read(self, size: int) -> None:
+        await self._pace(_HEAD_COST * size)
+
+    async def _pace(self, size: int) -> None:
+        """Wait until what was read, and all that was before it, fits into this sandbox's share."""
+        now = time.monotonic()
+        self._paced = max(self._paced, now - _BURST_S) + max(size, _LEAST_BYTES) / _BYTES_PER_S
+        if self._paced > now:
+            await asyncio.sleep(self._paced - now)
 
     def _report(self) -> None:
         """Names in it are the operator's own: entries of the list, never what a sandbox asked for."""
@@ -250,9 +261,9 @@ def _target(request: h11.Request) -> tuple[str, int, str]:
     return host, port or _PORTS.get(request.method, _PLAIN_PORT), f"{path}?{url.query}" if url.query else path
 
 
-def _named(first: bytes) -> str | None:
+def _named(hello: ClientHello, data: bytes) -> str | None:
     try:
-        return server_name(first)
+        return hello.feed(data)
     except NotTls as error:
         raise Refused("no tls", "only TLS with the name of the server goes through a tunnel") from error
 

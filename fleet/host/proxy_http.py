@@ -32,9 +32,9 @@ class Exchange:
         self._near = h11.Connection(h11.SERVER, max_incomplete_event_size=most_head)
         self._request: h11.Request | None = None
 
-    async def head(self) -> h11.Request:
-        """The request's first line and headers."""
-        event = await _next(self._near, self._reader)
+    async def head(self, coming: Callable[[int], Awaitable[None]]) -> h11.Request:
+        """The request's first line and headers. ``coming`` is told of bytes before they are parsed, and may wait."""
+        event = await _next(self._near, self._reader, coming)
         if not isinstance(event, h11.Request):
             raise h11.RemoteProtocolError("no request")
         self._request = event
@@ -98,11 +98,18 @@ async def refuse(writer: asyncio.StreamWriter, status: int, message: str) -> Non
     await writer.drain()
 
 
-async def _next(connection: h11.Connection, reader: asyncio.StreamReader) -> h11.Event:
+async def _next(
+    connection: h11.Connection,
+    reader: asyncio.StreamReader,
+    coming: Callable[[int], Awaitable[None]] | None = None,
+) -> h11.Event:
     while True:
         event = connection.next_event()
         if event is h11.NEED_DATA:
-            connection.receive_data(await reader.read(_CHUNK))
+            data = await reader.read(_CHUNK)
+            if coming is not None:
+                await coming(len(data))
+            connection.receive_data(data)
         elif isinstance(event, h11.ConnectionClosed) or event is h11.PAUSED:
             raise h11.RemoteProtocolError("the connection ended early")
         else:

@@ -7,7 +7,14 @@ from typing import Any
 from sandfleet.fleet.sandbox_agent import wire
 
 MAX_RESULT_BYTES = 8 * 1024  # of the JSON that ends an operation
-_MOST_LINES = wire.MAX_ENTRIES
+# A path of 4,096 bytes and 500 of a text, each byte of which may be escaped in six, and what stands around them.
+_MAX_LINE_BYTES = 32 * 1024
+CODES = frozenset({
+    "bad_path", "bad_pattern", "bad_request", "bad_signal", "busy", "cannot_start", "exists", "io_error", "is_a_directory",
+    "killed", "no_command", "no_process", "no_stdin", "no_terminal", "not_a_directory", "not_a_file", "not_empty", "not_found",
+    "outside", "permission_denied", "timed_out", "unkillable",
+})  # fmt: skip
+"""What an agent may call a failure. All other codes are the host's: a sandbox must not speak in its name."""
 
 _Fields = dict[str, type]
 
@@ -41,6 +48,7 @@ _FIELDS: dict[tuple[int, str], dict[str, type]] = {
     (wire.PROCESS, "kill"): _STATE,
     (wire.PROCESS, "resize"): _STATE,
 }
+_HIGHEST = {"kill_rung": 2}  # it becomes a label of a metric, of which there must be few
 _OPTIONAL = frozenset({"exit_code", "signal", "memory_limit_bytes", "memory_peak_bytes"})
 _LINES: dict[tuple[int, str], dict[str, type]] = {
     (wire.FILES, "list"): {"name": str, **_ENTRY},
@@ -72,17 +80,28 @@ def failure(body: bytes) -> dict[str, Any]:
     """``code`` and ``message`` of an operation that the agent could not do."""
     found = _object(body)
     code, message = found.get("code"), found.get("message")
-    if not isinstance(code, str) or not isinstance(message, str) or not code.isascii() or len(code) > 40:
-        raise ProtocolError("a failure without code and message")
+    if not isinstance(code, str) or code not in CODES or not isinstance(message, str):
+        raise ProtocolError("a failure without message, or with a code that is no agent's")
     return {"code": code, "message": _storable(message)}
 
 
-def lines(of: Asked, content: bytes) -> list[dict[str, Any]]:
-    """Lines of JSON with exactly the fields that they have. One without an end was cut off, and is left out."""
-    every = content.split(b"\n")[:-1]
-    if len(every) > _MOST_LINES:
-        raise ProtocolError("more lines than there may be")
-    return [_checked(_parsed(line), _LINES[of]) for line in every]
+class Lines:
+    """Reads lines of JSON off content that comes in pieces. One without an end was cut off, and is left out."""
+
+    def __init__(self, of: Asked) -> None:
+        self.found: list[dict[str, Any]] = []
+        """One for each line, with exactly the fields that it has."""
+        self._fields = _LINES[of]
+        self._rest = b""
+
+    def feed(self, content: bytes) -> None:
+        """The next piece; ProtocolError if a line is wrong, too long, or one too many."""
+        *whole, self._rest = (self._rest + content).split(b"\n")
+        if len(self.found) + len(whole) > wire.MAX_ENTRIES:
+            raise ProtocolError("more lines than there may be")
+        if any(len(line) > _MAX_LINE_BYTES for line in (*whole, self._rest)):
+            raise ProtocolError("a line that is too long")
+        self.found += [_checked(_parsed(line), self._fields) for line in whole]
 
 
 def hello(body: bytes) -> tuple[int, str | None]:
@@ -96,7 +115,7 @@ def hello(body: bytes) -> tuple[int, str | None]:
     if version < max(found["oldest"], wire.OLDEST):
         raise ProtocolError("no protocol version in common")
     secret = parsed.get("secret")
-    return int(version), secret if isinstance(secret, str) else None
+    return int(version), secret if isinstance(secret, str) and secret.isascii() else None
 
 
 def _object(body: bytes) -> dict[str, Any]:
@@ -119,7 +138,7 @@ def _checked(found: dict[str, Any], fields: dict[str, type]) -> dict[str, Any]:
         value = found.get(name)
         if not (type(value) is expected or (value is None and name in _OPTIONAL)):
             raise ProtocolError(f"a result without {name}")
-        if isinstance(value, int) and not 0 <= value < 2**63:
+        if isinstance(value, int) and not 0 <= value <= _HIGHEST.get(name, 2**63 - 1):
             raise ProtocolError(f"a result with {name} out of range")
         checked[name] = _storable(value) if isinstance(value, str) else value
     if "kind" in checked and checked["kind"] not in _KINDS:

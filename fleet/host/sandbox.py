@@ -12,9 +12,11 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Corout
 from pathlib import Path
 from typing import Any
 
-from sandfleet.fleet.host import metrics, results
+from sandfleet.fleet.host import metrics
+from sandfleet.fleet.host.adoption import BACKLOG, come_back
 from sandfleet.fleet.host.agent_files import AgentFiles
 from sandfleet.fleet.host.agent_link import AgentLink, Operation
+from sandfleet.fleet.host.answers import Answers
 from sandfleet.fleet.host.backend import AGENT_NAME, Backend, Launch
 from sandfleet.fleet.host.proxy import Proxy
 from sandfleet.fleet.host.results import ProtocolError
@@ -46,7 +48,6 @@ while pid > 1:
         pid = int(file.read().rpartition(")")[2].split()[1])
 sys.exit(any(name.isdigit() and int(name) not in known for name in os.listdir("/proc")))
 """
-_MAX_LINES_BYTES = 16 * 1024 * 1024
 
 Event = tuple[str, bytes | dict[str, Any]]
 
@@ -81,6 +82,8 @@ class Sandbox:
         self._folder = launch.folder
         self._link = link
         self._proxy = proxy
+        self._answers = Answers()
+        self._attempt = 0  # the latest that spoke
         self._under_way: dict[Operation, int] = {}
         self._used_at = self.born
         self._stale: set[Operation] = set()
@@ -139,15 +142,10 @@ class Sandbox:
         try:
             await proxy.open(launch.folder)
             (launch.folder / "agent.sock").unlink(missing_ok=True)
-            _listen(listener, launch.folder)
+            _listen(listener, launch.folder, BACKLOG)
             async with asyncio.timeout(_COME_BACK_S):
-                while True:
-                    try:
-                        patience_s = backend.patience_s
-                        link = await AgentLink.accept(listener, secret, patience_s=patience_s, again=True)
-                    except ProtocolError:  # anything in the sandbox may dial; only its agent knows the secret
-                        continue
-                    return cls(launch, backend, handle, link, proxy=proxy, secret=secret)
+                link = await come_back(listener, secret, backend.patience_s)
+            return cls(launch, backend, handle, link, proxy=proxy, secret=secret)
         except (TimeoutError, OSError):
             return None
         finally:
@@ -221,6 +219,7 @@ class Sandbox:
 
     def supersede(self, attempt: int) -> None:
         """Kill what still runs for attempts before this one, also what lost its caller with an earlier life of the host."""
+        self._attempt = max(self._attempt, attempt)
         self._link.forget({"before": attempt})
         for operation, owner in self._under_way.items():
             if owner < attempt:
@@ -306,12 +305,12 @@ class Sandbox:
         self, fence: Fence, kind: int, spec: dict[str, Any]
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """An operation that answers in lines of JSON: them, and its result."""
-        async with self.operation(fence, kind, spec, _MAX_LINES_BYTES) as operation:
-            parts = []
-            while (item := await operation.take()) is not None:
-                parts.append(item[1])
+        async with (
+            self._answers.slot(),
+            self.operation(fence, kind, spec, wire.MAX_LINES_BYTES) as operation,
+        ):
             try:
-                found = results.lines(operation.asked, b"".join(parts))
+                found = await self._answers.read(operation)
             except ProtocolError as error:
                 self._link.close(f"its agent broke the protocol ({error})")
                 raise self._link.lost() from error
@@ -321,10 +320,18 @@ class Sandbox:
     async def operation(
         self, fence: Fence, kind: int, spec: dict[str, Any], most_bytes: int = 0
     ) -> AsyncIterator[Operation]:
-        """An operation for an attempt, which may return ``most_bytes`` of content; leaving early ends it."""
-        operation = await self._link.start(kind, spec, most_bytes)
-        self._under_way[operation] = fence.attempt
+        """An operation for an attempt, which may return ``most_bytes`` of content; leaving early ends it.
+
+        StaleAttempt if a later attempt has spoken, be it since the caller was let in or while this goes on.
+        """
+        if fence.attempt < self._attempt:
+            raise StaleAttempt("A later attempt of this run has taken the sandbox over.")
+        operation = self._link.begin(kind, spec, most_bytes)
+        self._under_way[operation] = (
+            fence.attempt
+        )  # before anything is awaited: a later attempt finds it here
         try:
+            await self._link.flushed()
             yield operation
             if operation in self._stale:
                 raise StaleAttempt("A later attempt of this run has taken the sandbox over.")
@@ -413,7 +420,7 @@ async def _feed(command: Operation, data: bytes) -> None:
         await command.send_eof()
 
 
-def _listen(listener: socket.socket, folder: Path) -> None:
+def _listen(listener: socket.socket, folder: Path, backlog: int = 1) -> None:
     """Bind in ``folder`` by a short name: the path of a unix socket has 107 bytes at most."""
     directory = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:
@@ -421,7 +428,7 @@ def _listen(listener: socket.socket, folder: Path) -> None:
     finally:
         os.close(directory)
     (folder / "agent.sock").chmod(0o666)  # the folder is private to this user; the sandbox has another uid
-    listener.listen(1)
+    listener.listen(backlog)
     listener.setblocking(False)
 
 

@@ -182,15 +182,20 @@ def _become_worker(writer: int) -> None:
 
 
 def _send(writer: int, work: Generator[bytes, None, Json]) -> None:
-    lines = bytearray()
+    lines, total = bytearray(), 0
     flush_at = time.monotonic() + _FLUSH_S
     try:
         while True:
             try:
-                lines += next(work)
+                found = next(work)
             except StopIteration as end:
                 kind, result = wire.DONE, dict(end.value)
                 break
+            total += len(found)
+            if total > wire.MAX_LINES_BYTES:
+                kind, result = wire.DONE, {"truncated": True, "timed_out": False}
+                break
+            lines += found
             if len(lines) >= _FLUSH_BYTES or time.monotonic() >= flush_at:
                 _write(writer, wire.DATA, bytes(lines))
                 lines.clear()

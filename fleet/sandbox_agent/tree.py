@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .operation import Json
     from .streams import Stream
 
+_SECRET = os.urandom(16)
 _TREE_KILL_S = 1.0  # how long the tree kill may take before everything in the sandbox is killed
 
 
@@ -27,7 +28,7 @@ class Tree:
     def __init__(self, agent: Agent, spec: Json, merged: bool) -> None:
         self.agent = agent
         self.status: int | None = None  # of the first process, once it has ended
-        self.mark = os.urandom(8).hex()
+        self.mark = _mark(os.urandom(8).hex())
         self._oom_before = memory.oom_kills()
         self.spawned = spawn(spec, self.mark, merged)
         self.pid = self.spawned.pid
@@ -94,8 +95,8 @@ class Tree:
     def members(self) -> tuple[set[int], bool]:
         """Living processes of the tree, and whether the look was complete: none ended, and maybe forked, meanwhile.
 
-        To a tree belong its session, what carries its mark or holds its streams, orphans without any mark that
-        began after it, and all descendants of these.
+        To a tree belong its session, what carries its mark or holds its streams, orphans that began after it without a
+        mark of the agent's, and all descendants of these.
         """
         processes: dict[int, Process] = {}
         complete = True
@@ -115,11 +116,11 @@ class Tree:
         found: list[int] = []
         for process in processes.values():
             children.setdefault(process.parent, []).append(process.pid)
-            lost = not process.mark and process.parent not in processes and process.pid not in mains
+            orphan = process.parent not in processes and process.pid not in mains
             if (
                 (session_is_ours and process.session == self.pid)
                 or process.mark == self.mark.encode()
-                or (lost and process.start >= self.start_ticks)
+                or (orphan and process.start >= self.start_ticks and not _given(process.mark))
                 or (ends and process.holds(ends))
             ):
                 found.append(process.pid)
@@ -139,6 +140,21 @@ def _stat(pid: int) -> list[bytes]:
         return os.read(file, 4096).rpartition(b")")[2].split()
     finally:
         os.close(file)
+
+
+def _mark(nonce: str) -> str:
+    """A mark that only this agent can make: SipHash under a key that the interpreter has from the kernel at its start.
+
+    (hashlib would do as well, and take 4 MiB of each sandbox.) So a command cannot have its daemons taken for those of
+    another command, which its own end leaves alone, unless the other one helps.
+    """
+    return f"{nonce}{hash(_SECRET + nonce.encode()) & (2**64 - 1):016x}"
+
+
+def _given(mark: bytes) -> bool:
+    """Whether it is a mark of a command of this agent."""
+    nonce = mark[:16].decode("ascii", "replace")
+    return mark == _mark(nonce).encode()
 
 
 class Process:

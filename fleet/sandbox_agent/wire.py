@@ -44,6 +44,7 @@ TAIL = 4096  # bytes of a stream's end that are kept when its middle is dropped
 RING = 256 * 1024  # bytes of a background process's output that are kept, the newest
 MAX_PROCESSES = 32  # background processes that run at once; as many ended ones are remembered
 MAX_ENTRIES = 10_000  # of a listing, a glob or a grep
+MAX_LINES_BYTES = 4 * 1024 * 1024  # of the JSON that tells them
 REMEMBERED = 64  # named commands, those that have ended included
 RESUME_S = 30.0  # how long a named command outlives its connection, and its result the end of it
 UNKILLABLE_S = 3.0  # without any process dying: then the agent gives up and leaves the rest to the host

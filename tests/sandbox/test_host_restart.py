@@ -2,13 +2,15 @@
 
 import asyncio
 import hashlib
+import os
 import signal
 
 import pytest
 
 from sandfleet.fleet.host.engine import Engine
 from sandfleet.fleet.sandbox.client import SandboxClient
-from sandfleet.fleet.sandbox.errors import SandboxLost, StaleAttempt
+from sandfleet.fleet.sandbox.errors import NoSandbox, SandboxLost, StaleAttempt
+from sandfleet.shared.ids import Fence
 from tests.sandbox.conftest import containers
 from tests.sandbox.inside import sleepers
 from tests.waiting import eventually
@@ -140,18 +142,32 @@ async def test_one_that_ended_while_the_host_was_away_is_lost(host, sandbox):
     assert (await sandbox.list_files())["entries"] == []
 
 
-async def test_nobody_but_the_agent_is_taken_for_it(host, sandbox):
-    """Red when the first one who dials is believed: a command could speak for the sandbox."""
+STRANGERS = {
+    "with a wrong secret": """hello({"newest": 3, "oldest": 3, "secret": "x" * 32})""",
+    "with a secret that is no text": """hello({"newest": 3, "oldest": 3, "secret": chr(0xd800)})""",
+    "without a word": """held.append(s)""",
+}
+
+
+@pytest.mark.parametrize("says", STRANGERS.values(), ids=STRANGERS.keys())
+async def test_nobody_but_the_agent_is_taken_for_it(host, sandbox, says):
+    """Red when the first one who dials is believed (a command could speak for the sandbox), when what he says can raise what
+    nobody expects (the host would not start), or when one is heard after the other (who says nothing holds up all)."""
     stranger = (
         "import socket, time, json, struct\n"
-        "hello = json.dumps({'newest': 3, 'oldest': 3, 'secret': 'x' * 32}).encode()\n"
+        "held = []\n"
+        "def hello(said):\n"
+        "    body = json.dumps(said).encode()\n"
+        "    s.send(struct.pack('!IBI', len(body), 1, 0) + body)\n"
         "while True:\n"
         "    s = socket.socket(socket.AF_UNIX)\n"
         "    try:\n"
-        "        s.connect('/run/sandfleet/agent.sock'); s.send(struct.pack('!IBI', len(hello), 1, 0) + hello)\n"
+        "        s.connect('/run/sandfleet/agent.sock')\n"
+        f"        {says}\n"
         "        open('dialled', 'a').write('x')\n"
         "    except OSError: pass\n"
         "    time.sleep(0.005)\n"
+        "    del held[:-100]\n"
     )
     await sandbox.write_file("work", b"half")
     await sandbox.processes.start(["python3", "-c", stranger])
@@ -159,6 +175,25 @@ async def test_nobody_but_the_agent_is_taken_for_it(host, sandbox):
     await host.start()
     assert await sandbox.read_file("work") == b"half"
     assert (await sandbox.files.stat("dialled"))["size"] > 0, "the stranger has tried"
+
+
+async def test_a_sandbox_in_which_nobody_answers_holds_up_nobody_else(host, client, sandbox):
+    """Red when a host serves only after it has found all agents: one that is frozen would keep it from every run. What
+    the frozen sandbox's own run asks for is done once it answers."""
+    await sandbox.write_file("work", b"half")
+    (container,) = await containers(host)
+    async with Engine(host.docker_host) as engine:
+        pid = (await engine.call("GET", f"/containers/{container['Id']}/json"))["State"]["Pid"]
+    os.kill(pid, signal.SIGSTOP)
+    await gone(host)
+    await host.start()
+    reading = asyncio.create_task(sandbox.read_file("work"))
+    with pytest.raises(NoSandbox):
+        await client.read(host.token(Fence(await host.new_run(), 1)), "work", 0, 10)
+    assert not reading.done()
+    assert (await host.health())["sandboxes"] == 1
+    os.kill(pid, signal.SIGCONT)
+    assert await reading == b"half"
 
 
 @pytest.mark.long

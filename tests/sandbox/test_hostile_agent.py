@@ -3,9 +3,11 @@
 import asyncio
 import json
 import random
+import re
 import socket
 import struct
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,12 +15,17 @@ from hypothesis import strategies as st
 
 from sandfleet.fleet.host import agent_link
 from sandfleet.fleet.host.agent_link import AgentLink
-from sandfleet.fleet.host.results import ProtocolError
+from sandfleet.fleet.host.answers import Answers
+from sandfleet.fleet.host.results import _LINES, CODES, Lines, ProtocolError
 from sandfleet.fleet.sandbox.errors import OperationRefused, SandboxBusy, SandboxLost
 from sandfleet.fleet.sandbox_agent import wire
 from tests.waiting import eventually
 
 HELLO = wire.pack(wire.HELLO, 0, json.dumps({"newest": wire.NEWEST, "oldest": wire.OLDEST}).encode())
+ANY = st.one_of(
+    st.characters(), st.characters(categories=["Cs"])
+)  # half surrogate pairs too, which are no text
+SECRET = "5" * 32
 SPEC = {"shell": "true", "timeout_s": 1, "output_bytes": 1000}
 EXIT = {
     "exit_code": 0, "signal": None, "timed_out": False, "killed": False, "kill_rung": 0, "dropped_bytes": 0,
@@ -26,21 +33,36 @@ EXIT = {
 }  # fmt: skip
 
 
+def failed(code, message=""):
+    return json.dumps({"code": code, "message": message}).encode()
+
+
 def done(**changes):
     return json.dumps({**EXIT, **changes}).encode()
 
 
-@asynccontextmanager
-async def linked(hello=HELLO):
-    """A link and the agent's raw end of it."""
+def listening():
+    """What an agent can dial."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"\0sandfleet-test-{random.getrandbits(64):x}")
     listener.listen(1)
     listener.setblocking(False)
+    return listener
+
+
+async def accepted(listener, *, again):
+    connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+    return await AgentLink.greet(connection, SECRET, again=again)
+
+
+@asynccontextmanager
+async def linked(hello=HELLO, *, again=False):
+    """A link and the agent's raw end of it."""
+    listener = listening()
     reader, writer = await asyncio.open_unix_connection(listener.getsockname())
     writer.write(hello)
     try:
-        link = await AgentLink.accept(listener)
+        link = await accepted(listener, again=again)
         serving = asyncio.create_task(serve(link))
         try:
             yield link, reader, writer
@@ -50,6 +72,12 @@ async def linked(hello=HELLO):
     finally:
         listener.close()
         writer.transport.abort()
+
+
+async def start(link, kind, spec, most_bytes):
+    operation = link.begin(kind, spec, most_bytes)
+    await link.flushed()
+    return operation
 
 
 async def serve(link):
@@ -71,7 +99,7 @@ async def lost(operation):
 
 async def start_many(link, count, spec):
     for _ in range(count):
-        await link.start(wire.EXEC, spec, 1000)
+        await start(link, wire.EXEC, spec, 1000)
 
 
 @given(
@@ -103,6 +131,11 @@ def test_noise_is_frames_or_an_error_and_never_grows(noise):
     assert len(decoder._buffer) <= wire.HEADER.size + wire.MAX_BODY
 
 
+def greeting(**said):
+    return wire.pack(wire.HELLO, 0, json.dumps({"newest": 3, "oldest": 3, **said}).encode())
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["first", "again"])
 @pytest.mark.parametrize(
     "hello",
     [
@@ -115,19 +148,56 @@ def test_noise_is_frames_or_an_error_and_never_grows(noise):
         wire.pack(wire.HELLO, 0, b"[" * 5000),
         wire.pack(wire.HELLO, 0, b'{"newest": 1, "oldest": 1}'),
         wire.HEADER.pack(2**32 - 1, wire.HELLO, 0),
+        wire.pack(wire.HELLO, 0, b'{"oldest": 3, "newest": 1' + b"0" * 5000 + b"}"),
     ],
 )
-async def test_a_bad_hello_is_no_agent(hello):
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"\0sandfleet-test-{random.getrandbits(64):x}")
-    listener.listen(1)
-    listener.setblocking(False)
+async def test_a_bad_hello_is_no_agent(hello, again):
+    await refused_hello(hello, again=again)
+
+
+@pytest.mark.parametrize(
+    "secret", ["\ud800", "x\udcffy", "ä" * 32, "", "x" * 8000, SECRET[:-1], None, 7, [SECRET]]
+)
+async def test_who_does_not_know_the_secret_is_no_agent_of_an_earlier_host(secret):
+    """Red when a secret is compared before it is known to be one: half a surrogate pair cannot be encoded, and what that
+    raised kept the host from starting."""
+    await refused_hello(greeting(secret=secret), again=True)
+
+
+async def test_who_knows_the_secret_is_the_agent_of_an_earlier_host():
+    async with linked(greeting(secret=SECRET), again=True) as (link, _, _writer):
+        assert link.alive
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.one_of(
+        st.binary(max_size=200),
+        st.recursive(
+            st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(ANY)),
+            lambda inner: st.one_of(
+                st.lists(inner, max_size=3),
+                st.dictionaries(st.sampled_from(["newest", "oldest", "secret", "uid"]), inner, max_size=4),
+            ),
+        ).map(lambda said: json.dumps(said).encode()),
+        st.text(ANY).map(lambda secret: json.dumps({"newest": 3, "oldest": 3, "secret": secret}).encode()),
+    )
+)
+def test_no_hello_of_one_who_comes_again_raises_anything_else(body):
+    """Red when any hello raises what adoption does not expect: one command would decide whether its host starts."""
+    asyncio.run(refused_hello(wire.pack(wire.HELLO, 0, body), again=True))
+
+
+async def refused_hello(hello, *, again):
+    listener = listening()
     _, writer = await asyncio.open_unix_connection(listener.getsockname())
-    writer.write(hello)
-    writer.close()
-    with pytest.raises(ProtocolError):
-        await AgentLink.accept(listener)
-    listener.close()
+    try:
+        writer.write(hello)
+        writer.close()
+        with pytest.raises(ProtocolError):
+            await accepted(listener, again=again)
+    finally:
+        listener.close()
 
 
 BROKEN = {
@@ -153,6 +223,9 @@ BROKEN = {
     "an end with a huge number": wire.pack(wire.DONE, 1, done(duration_ms=10**400)),
     "a failure without a message": wire.pack(wire.FAIL, 1, b'{"code": "x"}'),
     "a failure with a strange code": wire.pack(wire.FAIL, 1, b'{"code": "\\ud800", "message": ""}'),
+    "a failure that only the host may speak of": wire.pack(wire.FAIL, 1, failed("superseded")),
+    "a failure of no kind": wire.pack(wire.FAIL, 1, failed("x")),
+    "a rung that no ladder has": wire.pack(wire.DONE, 1, done(kill_rung=3)),
     "two ends": wire.pack(wire.DONE, 1, done()) * 2 + wire.pack(wire.STDOUT, 2, b"x" * 1001),
     "the end of the connection": None,
 }
@@ -162,8 +235,8 @@ BROKEN = {
 async def test_a_broken_rule_ends_the_sandbox_and_everything_under_way(sent):
     """Red for each rule that the host does not check itself."""
     async with linked() as (link, _, writer):
-        first = await link.start(wire.EXEC, SPEC, 1000)
-        second = await link.start(wire.EXEC, SPEC, 1000)
+        first = await start(link, wire.EXEC, SPEC, 1000)
+        second = await start(link, wire.EXEC, SPEC, 1000)
         if sent is None:
             writer.close()
         else:
@@ -173,7 +246,7 @@ async def test_a_broken_rule_ends_the_sandbox_and_everything_under_way(sent):
                 await drain(first)
             await lost(second)
             with pytest.raises(SandboxLost):
-                await link.start(wire.EXEC, SPEC, 1000)
+                await start(link, wire.EXEC, SPEC, 1000)
 
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=60)
@@ -196,7 +269,7 @@ def test_no_sequence_of_bytes_raises_anything_else_or_hangs(parts):
 
     async def play():
         async with linked() as (link, _, writer):
-            operations = [await link.start(wire.EXEC, SPEC, 1000) for _ in range(2)]
+            operations = [await start(link, wire.EXEC, SPEC, 1000) for _ in range(2)]
             for part in parts:
                 writer.write(part)
             writer.close()
@@ -214,7 +287,7 @@ def test_no_sequence_of_bytes_raises_anything_else_or_hangs(parts):
 async def test_content_nobody_takes_waits_in_the_sandbox():
     """Red without the window: the host's memory would hold what a slow caller does not take."""
     async with linked() as (link, _, writer):
-        operation = await link.start(wire.EXEC, SPEC, 10**9)
+        operation = await start(link, wire.EXEC, SPEC, 10**9)
         writer.write(wire.pack(wire.STDOUT, 1, b"x" * wire.CHUNK) * (wire.WINDOW // wire.CHUNK))
         await eventually(lambda: sum(len(b) for _, b in operation._queue) == wire.WINDOW)
         writer.write(wire.pack(wire.STDOUT, 1, b"x"))
@@ -226,8 +299,8 @@ async def test_content_nobody_takes_waits_in_the_sandbox():
 async def test_a_slow_caller_does_not_hold_up_the_others():
     """Red when one queue serves all operations of a sandbox."""
     async with linked() as (link, _, writer):
-        await link.start(wire.EXEC, SPEC, 10**9)
-        quick = await link.start(wire.EXEC, SPEC, 1000)
+        await start(link, wire.EXEC, SPEC, 10**9)
+        quick = await start(link, wire.EXEC, SPEC, 1000)
         writer.write(wire.pack(wire.STDOUT, 1, b"x" * wire.CHUNK) * (wire.WINDOW // wire.CHUNK))
         writer.write(wire.pack(wire.STDOUT, 2, b"quick") + wire.pack(wire.DONE, 2, done()))
         async with asyncio.timeout(60):
@@ -240,7 +313,7 @@ async def test_an_agent_that_does_not_read_is_broken(monkeypatch):
     monkeypatch.setattr("sandfleet.fleet.host.agent_link._SEND_TIMEOUT_S", 0.5)
     async with linked() as (link, reader, _):
         reader._transport.pause_reading()
-        operation = await link.start(wire.WRITE, {"path": "x"}, 0)
+        operation = await start(link, wire.WRITE, {"path": "x"}, 0)
         async with asyncio.timeout(60):
             with pytest.raises(SandboxLost, match="stopped reading"):
                 await start_many(link, 40, {"shell": "x" * 100_000})
@@ -251,9 +324,9 @@ async def test_a_flood_of_tiny_frames_leaves_time_for_everybody_else():
     """Red without the pace: the loop would be busy with one sandbox until the flood is over."""
     frames = 4 * agent_link._PACE_FRAMES
     async with linked() as (link, _, writer):
-        operation = await link.start(wire.EXEC, SPEC, 10**9)
+        operation = await start(link, wire.EXEC, SPEC, 10**9)
         operation.discard()
-        start, seen, at_once = asyncio.get_running_loop().time(), 0, 0
+        began, seen, at_once = asyncio.get_running_loop().time(), 0, 0
         writer.write(wire.pack(wire.STDOUT, 1, b"x") * frames)
         async with asyncio.timeout(60):
             while seen < frames:
@@ -262,7 +335,7 @@ async def test_a_flood_of_tiny_frames_leaves_time_for_everybody_else():
                 seen = operation.discarded_bytes
         assert at_once <= agent_link._PACE_FRAMES
         # The least that it may take: a slow machine takes longer.
-        assert asyncio.get_running_loop().time() - start >= 3 * agent_link._PACE_S * 0.99
+        assert asyncio.get_running_loop().time() - began >= 3 * agent_link._PACE_S * 0.99
 
 
 async def test_an_agent_cannot_have_the_host_remember_without_end():
@@ -275,13 +348,228 @@ async def test_an_agent_cannot_have_the_host_remember_without_end():
 async def test_a_request_longer_than_a_frame_is_refused():
     async with linked() as (link, _, _writer):
         with pytest.raises(OperationRefused, match="longer"):
-            await link.start(wire.EXEC, {**SPEC, "shell": "x" * wire.MAX_BODY}, 1000)
+            await start(link, wire.EXEC, {**SPEC, "shell": "x" * wire.MAX_BODY}, 1000)
 
 
 async def test_a_message_of_the_agent_is_storable_text():
     async with linked() as (link, _, writer):
-        operation = await link.start(wire.EXEC, SPEC, 1000)
-        writer.write(wire.pack(wire.FAIL, 1, b'{"code": "x", "message": "a\\ud800b"}'))
+        operation = await start(link, wire.EXEC, SPEC, 1000)
+        writer.write(wire.pack(wire.FAIL, 1, b'{"code": "io_error", "message": "a\\ud800b"}'))
         with pytest.raises(OperationRefused) as refused:
             await operation.take()
         assert str(refused.value) == "a?b"
+
+
+def entry(**changes):
+    return {"name": "a", "kind": "file", "size": 1, "mode": 420, "modified_s": 1, **changes}
+
+
+def lines(*entries):
+    return b"".join(json.dumps(one).encode() + b"\n" for one in entries)
+
+
+LIST = {"do": "list", "path": "."}
+
+
+async def list_through(link, answers):
+    async with answers.slot():
+        return await answers.read(await start(link, wire.FILES, LIST, wire.MAX_LINES_BYTES))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"x": [' + b"{}," * 15_000 + b"{}]}",
+        b'{"x": [' + b"{}," * 15_000 + b"{}]}\n",
+        lines(entry(name="x" * 33_000)),
+        lines(entry(size=-1)),
+        b"[]\n",
+        b"\n",
+        b"[" * 20_000 + b"\n",
+    ],
+    ids=["no end", "long and wide", "long", "negative", "a list", "empty", "deep"],
+)
+async def test_a_line_that_is_none_breaks_the_protocol(content):
+    """Red without the limit of a line: the host's loop would parse megabytes of it in one piece."""
+    async with linked() as (link, _, writer):
+        listing = asyncio.create_task(list_through(link, Answers()))
+        for at in range(0, len(content), wire.CHUNK):
+            writer.write(wire.pack(wire.DATA, 1, content[at : at + wire.CHUNK]))
+        async with asyncio.timeout(60):
+            with pytest.raises(ProtocolError):
+                await listing
+
+
+def test_more_lines_than_there_may_be_break_the_protocol():
+    found = Lines((wire.FILES, "list"))
+    found.feed(lines(*[entry()] * wire.MAX_ENTRIES))
+    with pytest.raises(ProtocolError):
+        found.feed(lines(entry()))
+
+
+async def test_the_longest_name_and_text_that_there_can_be_fit_in_a_line():
+    """Red when the limit is lower than what an honest agent says of a path of control characters."""
+    found = Lines((wire.FILES, "grep"))
+    found.feed(lines({"name": "\1" * 4096, "line": 2**40, "text": "\1" * 500}))
+    assert len(found.found) == 1
+
+
+async def test_a_long_answer_lets_everybody_else_go_on_while_it_is_read(monkeypatch):
+    """Red when more than one piece is read in one turn of the loop, be it for one question or for several at once."""
+    turns, fed = 0, {}
+    feed = Lines.feed
+
+    def watched(self, content):
+        fed[turns] = fed.get(turns, 0) + len(content)
+        feed(self, content)
+
+    async def others():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(Lines, "feed", watched)
+    answer = lines(*[entry(name="x" * 100)] * 500)
+    async with linked() as (link, _, writer):
+        answers = Answers()
+        other = asyncio.create_task(others())
+        listings = [asyncio.create_task(list_through(link, answers)) for _ in range(3)]
+        await asyncio.sleep(0)
+        for op in (1, 2, 3):
+            writer.write(wire.pack(wire.DATA, op, answer))
+            writer.write(wire.pack(wire.DONE, op, b'{"truncated": false, "timed_out": false}'))
+        async with asyncio.timeout(60):
+            found = await asyncio.gather(*listings)
+        other.cancel()
+    assert [len(each) for each in found] == [500] * 3
+    assert sum(fed.values()) == 3 * len(answer)
+    assert max(fed.values()) <= 16 * 1024
+
+
+async def test_only_so_many_answers_are_held_at_once():
+    """Red without the bound: each may be megabytes, and a sandbox may be asked for 32."""
+    async with linked() as (link, _, writer):
+        answers = Answers()
+        listings = [asyncio.create_task(list_through(link, answers)) for _ in range(6)]
+        await eventually(lambda: len(link._operations) == 4, what="four are asked")
+        for op in range(1, 7):
+            await eventually(lambda op=op: op in link._operations, what="the next is asked")
+            assert len(link._operations) <= 4
+            writer.write(wire.pack(wire.DONE, op, b'{"truncated": false, "timed_out": false}'))
+        async with asyncio.timeout(60):
+            assert await asyncio.gather(*listings) == [[]] * 6
+
+
+@pytest.mark.parametrize(
+    "kinds", [[wire.STDOUT], [wire.STDOUT, wire.STDERR]], ids=["one stream", "two in turn"]
+)
+async def test_content_in_tiny_pieces_takes_no_more_memory_than_in_large_ones(monkeypatch, kinds):
+    """Red when the pieces that wait are not joined: the window bounds bytes, and an object for each takes a hundred times
+    as many."""
+    monkeypatch.setattr(agent_link, "_PACE_S", 0.0)
+    pieces = 20_000
+    async with linked() as (link, _, writer):
+        operation = await start(link, wire.EXEC, SPEC, 10**9)
+        sent = [(kinds[n % len(kinds)], bytes([n % 251])) for n in range(pieces)]
+        writer.write(
+            b"".join(wire.pack(kind, 1, body) for kind, body in sent) + wire.pack(wire.DONE, 1, done())
+        )
+        async with asyncio.timeout(60):
+            await operation.ended.wait()
+        assert len(operation._queue) <= agent_link._MANY_PIECES + 2
+        taken = []
+        while (item := await operation.take()) is not None:
+            taken.append(item)
+        for kind in kinds:
+            assert b"".join(b for k, b in taken if k == kind) == b"".join(b for k, b in sent if k == kind)
+
+
+WORK = [
+    (wire.READ, {"path": "x"}),
+    (wire.WRITE, {"path": "x"}),
+    *((wire.FILES, {"do": do}) for do in ("stat", "list", "glob", "grep", "mkdir", "move", "copy", "remove")),
+    *(
+        (wire.PROCESS, {"do": do, "process": 1})
+        for do in ("start", "list", "read", "write", "signal", "wait", "kill", "resize")
+    ),
+]
+FIELDS = [
+    "kind", "size", "mode", "modified_s", "truncated", "timed_out", "process", "pid", "running", "exit_code", "signal",
+    "next_offset", "count", "offset", "lost_bytes", "name", "line", "text", "command", "age_s", "terminal", "stdin", "code",
+    "message",
+]  # fmt: skip
+scalars = st.one_of(
+    st.none(), st.booleans(), st.integers(-2, 10), st.integers(-(2**80), 2**80), st.floats(), st.text(ANY, max_size=8),
+    st.sampled_from(["file", "not_found", "no_room", "superseded"]),
+)  # fmt: skip
+SOUND = {
+    "kind": "file", "size": 1, "mode": 1, "modified_s": 1, "truncated": False, "timed_out": False, "process": 1, "pid": 9,
+    "running": True, "exit_code": None, "signal": None, "next_offset": 0, "count": 1, "offset": 0, "lost_bytes": 0,
+    "name": "a", "line": 1, "text": "", "command": "x", "age_s": 1, "terminal": False, "stdin": False, "code": "not_found",
+    "message": "",
+}  # fmt: skip
+said = st.one_of(
+    st.dictionaries(
+        st.sampled_from(FIELDS), st.one_of(scalars, st.lists(scalars, max_size=2)), max_size=3
+    ).map(lambda changes: json.dumps({**SOUND, **changes}).encode()),
+    st.binary(max_size=20),
+)
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=150)
+@given(
+    st.sampled_from(WORK),
+    st.lists(
+        st.one_of(
+            said.map(lambda body: (wire.DATA, body + b"\n")),
+            said.map(lambda body: (wire.DONE, body)),
+            said.map(lambda body: (wire.FAIL, body)),
+            st.tuples(
+                st.sampled_from([wire.STDOUT, wire.DATA, wire.CREDIT, wire.EOF]), st.binary(max_size=8)
+            ),
+        ),
+        max_size=4,
+    ),
+)
+def test_no_answer_to_any_question_raises_anything_else_or_hangs(work, frames):
+    """Red when a field of a result or of a line is believed: its type, its range, or that it is text at all."""
+    kind, spec = work
+
+    async def play():
+        async with linked() as (link, _, writer):
+            operation = await start(link, kind, spec, 10**6)
+            for frame, body in frames:
+                writer.write(wire.pack(frame, 1, body))
+            writer.close()
+            with suppress(SandboxLost, OperationRefused, ProtocolError):
+                if operation.asked in _LINES:
+                    json.dumps(await Answers().read(operation)).encode()
+                else:
+                    await drain(operation)
+                json.dumps(operation.result, ensure_ascii=False, allow_nan=False).encode()
+
+    async def bounded():
+        async with asyncio.timeout(60):
+            await play()
+
+    asyncio.run(bounded())
+
+
+async def test_what_nobody_thought_of_costs_the_sandbox_and_not_the_host(monkeypatch):
+    """Red when an error that nobody expects ends the task that serves a sandbox: its callers would wait for ever."""
+    monkeypatch.setattr("sandfleet.fleet.host.results.failure", lambda body: 1 / 0)
+    async with linked() as (link, _, writer):
+        operation = await start(link, wire.EXEC, SPEC, 1000)
+        writer.write(wire.pack(wire.FAIL, 1, b"{}"))
+        async with asyncio.timeout(60):
+            assert "broke the protocol" in await lost(operation)
+
+
+def test_all_codes_of_the_agent_are_known():
+    """Red when the agent gets a code that the host takes for a lie, and ends an honest sandbox for it."""
+    source = "".join(path.read_text() for path in Path(wire.__file__).parent.glob("*.py"))
+    given_codes = re.findall(
+        r'(?:Refused|refuse|failure =)\(\s*"(\w+)"|"code": "(\w+)"|Error": "(\w+)"|, "(io_error)"', source
+    )
+    assert {code for codes in given_codes for code in codes if code} == CODES

@@ -35,6 +35,11 @@ STUBBORN = {
     "a child that ignores SIGTERM": "trap '' TERM INT HUP; sleep 300 & wait; wait",
     "a daemon without our pipes": "(setsid sleep 300 </dev/null >/dev/null 2>&1 &) ; sleep 301",
     "a daemon without a trace": "(env -i setsid sleep 300 </dev/null >/dev/null 2>&1 &) ; sleep 301",
+    "a daemon with a mark of its own": "(env SANDFLEET_COMMAND=x setsid sleep 300 </dev/null >/dev/null 2>&1 &) ; sleep 301",
+    "a daemon with a mark like the agent's": (
+        "(env SANDFLEET_COMMAND=$(echo $SANDFLEET_COMMAND | tr 0-9a-f 1-9a-f0) setsid sleep 300 </dev/null >/dev/null 2>&1 &) ; "
+        "sleep 301"
+    ),
     "a stopped child": "sleep 300 & kill -STOP $!; wait",
 }
 
@@ -65,6 +70,16 @@ async def test_a_time_limit_leaves_earlier_background_processes_alone(sandbox):
     )
     assert (await sandbox.exec("sleep 300 & wait", timeout_s=0.5)).timed_out
     assert sorted(await sleepers(sandbox)) == ["sleep 400", "sleep 401"]
+
+
+async def test_a_time_limit_leaves_what_later_commands_started_alone(sandbox):
+    """Red when no orphan's mark counts: a server of one command would go with another's time limit."""
+    limited = asyncio.create_task(sandbox.exec("touch began; sleep 300", timeout_s=5))
+    await sandbox.exec(
+        "until [ -e began ]; do sleep 0.02; done; (setsid sleep 400 </dev/null >/dev/null 2>&1 &)"
+    )
+    assert (await limited).timed_out
+    assert await sleepers(sandbox) == ["sleep 400"]
 
 
 async def test_output_before_the_time_limit_is_kept(sandbox):

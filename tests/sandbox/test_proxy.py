@@ -4,14 +4,19 @@ import asyncio
 import json
 import logging
 import ssl
-from contextlib import asynccontextmanager
+import sys
+import time
+from contextlib import asynccontextmanager, suppress
 
+import h11
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sandfleet.fleet.host import proxy as proxy_module
 from sandfleet.fleet.host.closed_ranges import is_open
 from sandfleet.fleet.host.proxy import Proxy
-from sandfleet.fleet.host.tls_name import NotTls, server_name
+from sandfleet.fleet.host.tls_name import ClientHello, NotTls
 from tests.waiting import eventually
 
 DOMAINS = ("allowed.example", "*.wild.example")
@@ -213,6 +218,10 @@ async def test_a_first_message_in_many_pieces_is_understood(tmp_path, monkeypatc
         assert answer.endswith(b"from the server")
 
 
+def server_name(data):
+    return ClientHello().feed(data)
+
+
 def test_a_servers_name_is_read_and_nothing_else_is_taken_for_one():
     first = hello("a.Wild.example")
     assert server_name(first) == "a.wild.example"
@@ -228,6 +237,124 @@ def test_a_servers_name_is_read_and_nothing_else_is_taken_for_one():
     for rubbish in (b"\x15\x03\x01", b"GET /", b"\x16" * 40_000):
         with pytest.raises(NotTls):
             server_name(rubbish)
+
+
+def records(message, *sizes):
+    """A handshake message cut into records of these sizes, and what is left."""
+    cut = b""
+    for size in (*sizes, len(message)):
+        if part := message[:size]:
+            cut += b"\x16\x03\x01" + len(part).to_bytes(2, "big") + part
+        message = message[size:]
+    return cut
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"\x16\x03\x01\x00\x00",
+        records(b"\x01\x00\x00\x10" + bytes(14), *[1] * 20),
+        b"\x16\x03\x01\x40\x01",
+        records(b"\x01\x01\x00\x00"),
+        records(b"\x02\x00\x00\x01\x00"),
+    ],
+    ids=[
+        "an empty record",
+        "a record for each byte",
+        "a record too long",
+        "a message too long",
+        "another message",
+    ],
+)
+def test_what_no_client_says_ends_it_at_once(said):
+    """Red when records may be empty or without number, or a message may be announced that is longer than any hello."""
+    with pytest.raises(NotTls):
+        server_name(said)
+
+
+def steps(pieces):
+    """How many steps of the interpreter it takes to read these."""
+    taken, hello = 0, ClientHello()
+
+    def count(frame, event, _):
+        nonlocal taken
+        frame.f_trace_opcodes = True
+        taken += event == "opcode"
+        return count
+
+    sys.settrace(count)
+    try:
+        for piece in pieces:
+            assert hello.feed(piece) is None
+    finally:
+        sys.settrace(None)
+    return taken
+
+
+def test_bytes_that_dribble_in_are_read_once():
+    """Red when every read parses anew from the start: 64 connections that send a byte each would take the host's CPU."""
+    said = records(b"\x01\x00\x40\x00" + bytes(9000), *[600] * 14)
+    few, many = steps([said[:400]] + [b"\0"] * 100), steps([said[:8700]] + [b"\0"] * 100)
+    assert many < 3 * few
+
+
+@given(st.integers(0, 400), st.lists(st.integers(1, 200), max_size=12), st.data())
+def test_however_a_hello_is_cut_it_says_the_same(padding, sizes, data):
+    """Red when a record's or a read's border is taken for a part's."""
+    message = hello("a.wild.example")[5:]
+    said = records(message, *sizes) + bytes(padding)
+    reader, name = ClientHello(), None
+    while said and name is None:
+        cut = data.draw(st.integers(1, len(said)))
+        name = reader.feed(said[:cut])
+        said = said[cut:]
+    assert name == "a.wild.example"
+
+
+HELLO = hello("a.wild.example")
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=300),
+        st.builds(
+            lambda at, put, drop: HELLO[:at] + put + HELLO[at + drop :],
+            st.integers(0, len(HELLO)), st.binary(max_size=6), st.integers(0, 6),
+        ),
+        st.builds(
+            lambda message, sizes: records(message, *sizes), st.binary(min_size=1, max_size=100), st.lists(st.integers(1, 9))
+        ),
+    ),
+    st.integers(1, 50),
+)  # fmt: skip
+def test_no_bytes_raise_anything_else_than_that_they_are_no_tls(said, piece):
+    """Red when a length is believed, or a name is not ASCII."""
+    reader = ClientHello()
+    with suppress(NotTls):
+        for at in range(0, len(said), piece):
+            name = reader.feed(said[at : at + piece])
+            if name is not None:
+                assert name.isascii()
+                assert name == name.lower()
+                break
+
+
+@pytest.mark.parametrize(
+    ("said", "cost"),
+    [(b"GET http://allowed.example/ HTTP/1.1\r\n" + b"a:b\r\n" * 6000, 64 * 30_000), (b"G", 16 * 1024)],
+    ids=["many headers", "one byte"],
+)
+async def test_heads_are_parsed_at_the_pace_of_their_sandbox(tmp_path, monkeypatch, said, cost):
+    """Red when only what is passed on is paced: a sandbox takes the host's CPU with heads, which take long to parse, or
+    with reads of one byte. Here the pace is so slow that nothing is parsed yet."""
+    parsed = []
+    monkeypatch.setattr(h11.Connection, "receive_data", lambda _, data: parsed.append(data))
+    async with proxied(tmp_path, monkeypatch, _BURST_S=0.0, _BYTES_PER_S=1) as (made, _, _):
+        _, writer = await asyncio.open_unix_connection(str(tmp_path / "proxy.sock"))
+        writer.write(said)
+        await eventually(lambda: made._paced - time.monotonic() > cost * 0.9, what="it waits for its turn")
+        assert not parsed
+        writer.close()
 
 
 async def test_more_connections_than_a_sandbox_may_hold_wait(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import asyncio
 import uuid
+from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
@@ -142,6 +143,72 @@ async def test_the_successors_first_word_kills_what_runs_for_its_predecessor(hos
         await running
     assert await sleepers(second) == []
     await second.close()
+
+
+@asynccontextmanager
+async def raw(host, fence):
+    """A connection of an attempt, below what clients promise."""
+    headers = {"Authorization": f"Bearer {host.token(fence)}"}
+    connector = aiohttp.UnixConnector(str(host.socket))
+    async with aiohttp.ClientSession("http://host", connector=connector, headers=headers) as session:
+        yield session
+
+
+SLOW = [
+    ("POST", "/sandbox/exec", b'{"command": "touch late"', b"}"),
+    ("POST", "/sandbox/processes", b'{"command": "touch late"', b"}"),
+    ("POST", "/sandbox/mkdir", b'{"path": "late"', b"}"),
+    ("PUT", "/sandbox/file?path=late", b"half", b"half"),
+    ("PUT", "/sandbox", b"", b"{}"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "half", "rest"), SLOW, ids=[f"{one[0]} {one[1]}" for one in SLOW])
+async def test_who_is_superseded_while_his_request_comes_starts_nothing(
+    docker_host, method, path, half, rest
+):
+    """Red when the attempt is compared before the body is read alone: an executor that was stopped in the middle of a
+    request would have it done beside its successor's work."""
+    client = SandboxClient(docker_host.socket)
+    second = await docker_host.sandbox(client, attempt=2)
+    first = Fence(second.fence.key, 1)
+    begun, superseded = asyncio.Event(), asyncio.Event()
+
+    async def body():  # is asked for once the host has answered the headers
+        begun.set()
+        yield half
+        await superseded.wait()
+        yield rest
+
+    async with raw(docker_host, first) as session:
+        async with session.put("/sandbox") as response:
+            assert response.status == 200
+        asking = asyncio.create_task(session.request(method, path, data=body(), expect100=True))
+        await begun.wait()
+        await second.exec("true")
+        superseded.set()
+        async with await asking as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (403, "superseded")
+    assert (await second.list_files())["entries"] == []
+    await second.close()
+    await client.aclose()
+
+
+async def test_who_is_superseded_before_he_says_what_to_attach_starts_nothing(docker_host):
+    """Red when the attempt is compared at the handshake alone: the command comes after it."""
+    client = SandboxClient(docker_host.socket)
+    second = await docker_host.sandbox(client, attempt=2)
+    async with raw(docker_host, Fence(second.fence.key, 1)) as session:
+        async with session.put("/sandbox") as response:
+            assert response.status == 200
+        async with session.ws_connect("/sandbox/attach") as socket:
+            await second.exec("true")
+            await socket.send_str('{"command": "touch late"}')
+            answer = await socket.receive_json()
+            assert (answer["event"], answer["code"]) == ("error", "superseded")
+    assert (await second.list_files())["entries"] == []
+    await second.close()
+    await client.aclose()
 
 
 async def test_another_runs_token_reaches_another_sandbox(docker_host):
