@@ -20,7 +20,7 @@ CDK_RUN = PATH="$(NODE):$$PATH" $(NODE)/node $(CDK_CLI)
 LOCALSTACK := .tools/localstack
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev install-cdk install-localstack demo dev test test-localstack check bench simulate chaos synth images bootstrap deploy destroy requirements clean
+.PHONY: help install install-dev install-cdk install-localstack demo dev test test-localstack check fuzz bench simulate chaos synth images bootstrap deploy destroy requirements clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -43,6 +43,9 @@ check: install-dev ## Formatting, lint, types, import boundaries, unit tests
 	$(BIN)/mypy -p sandfleet
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest tests/unit -q
+
+fuzz: install-dev $(VENV)/.fuzz ## Search for SECONDS (120) for bytes from a sandbox that its host does not expect, guided by coverage
+	@$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),120)
 
 bench: install-dev ## Start a stack and measure it beside the baseline; then how fast it recovers, and what sandboxes cost
 	@$(BIN)/sandfleet bench
@@ -93,6 +96,11 @@ $(VENV)/.cdk: requirements/cdk.txt $(VENV)/.local
 	@$(UV) pip install --python $(BIN)/python --require-hashes -q -r requirements/cdk.txt
 	@touch $@
 
+$(VENV)/.fuzz: requirements/fuzz.txt $(VENV)/.dev
+	@echo "Installing the fuzzer (once)"
+	@$(UV) pip install --python $(BIN)/python --require-hashes -q -r requirements/fuzz.txt
+	@touch $@
+
 $(CDK_CLI): | $(VENV)/.cdk
 	@echo "Installing the CDK command line below .tools (once)"
 	@rm -rf .tools/cdk && PATH="$(NODE):$$PATH" $(NODE)/node $(NODE)/../lib/node_modules/npm/bin/npm-cli.js install --silent --no-audit --no-fund --no-save --ignore-scripts --prefix .tools/cdk aws-cdk@$(CDK_VERSION)
@@ -120,6 +128,7 @@ requirements: | $(UV) ## Compile the pinned requirement files anew (UPGRADE=--up
 	$(COMPILE) pyproject.toml --extra fleet --extra otel -c requirements/dev.txt -o requirements/fleet.txt
 	$(COMPILE) pyproject.toml --extra migration -c requirements/dev.txt -o requirements/lambda.txt
 	$(COMPILE) pyproject.toml --extra gateway --extra otel -c requirements/dev.txt -o requirements/gateway.txt
+	$(COMPILE) $(UPGRADE) --group fuzz -o requirements/fuzz.txt
 	$(COMPILE) $(UPGRADE) pyproject.toml --extra cdk -c requirements/dev.txt -o requirements/cdk.txt
 	$(COMPILE) --exclude-newer 2025-10-25 requirements/localstack.in -o requirements/localstack.txt
 	@! grep -nE '://|index-url|find-links' requirements/*.txt

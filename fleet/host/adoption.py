@@ -1,60 +1,104 @@
-"""Finding the agent of a sandbox that an earlier life of this host has left, among all who dial from inside."""
+"""Taking over the sandboxes that an earlier life of this host has left. None of them holds up another, or the host."""
 
 import asyncio
-import socket
+import logging
+import shutil
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
-from typing import Any
+from pathlib import Path
 
-from sandfleet.fleet.host.agent_link import AgentLink
-from sandfleet.fleet.host.results import ProtocolError
+from sandfleet.fleet.host.backend import Backend, Launch
+from sandfleet.fleet.host.clock import DatabaseClock
+from sandfleet.fleet.host.sandbox import Sandbox
+from sandfleet.fleet.host.state import Kept, StateFolder
+from sandfleet.shared.errors import SandfleetError
+from sandfleet.shared.ids import RunKey
+from sandfleet.shared.templates import Template
 
-BACKLOG = 128  # connections that wait: its agent does not block in dialling until there are more
-_HEARD_AT_ONCE = (
-    16  # of those who dialled and said nothing yet; one more, and the one that waits longest is left
-)
-_DIALS_PER_S = 200.0  # are accepted: who dials without end does not take the host's time
+logger = logging.getLogger(__name__)
 
 
-async def come_back(listener: socket.socket, secret: str, patience_s: float) -> AgentLink:
-    """The agent's connection, which it proves by the ``secret``. Anything else in the sandbox may dial too, say nothing or
-    lies: nobody waits for it. The caller bounds the time. Raises OSError if nothing can be accepted."""
-    loop = asyncio.get_running_loop()
-    found: asyncio.Future[AgentLink] = loop.create_future()
-    heard: dict[asyncio.Task[None], None] = {}  # oldest first
+class Adoptions:
+    """Those of which it is not known yet whether they are still there."""
 
-    async def hear(connection: socket.socket) -> None:
-        with suppress(ProtocolError):
-            link = await AgentLink.greet(connection, secret, patience_s=patience_s, again=True)
-            if found.done():
-                link.close("another has come before")
-            else:
-                found.set_result(link)
+    def __init__(
+        self,
+        backend: Backend,
+        folder: Path,
+        state: StateFolder,
+        templates: Mapping[str, Template],
+        known: Callable[[Kept, Sandbox | None], None],
+    ) -> None:
+        """``folder`` is that of the sandboxes; ``known`` is told of each what there is, None if nothing is left of it."""
+        self._backend = backend
+        self._folder = folder
+        self._state = state
+        self._templates = templates
+        self._known = known
+        self._under_way: dict[RunKey, tuple[Kept, asyncio.Task[None]]] = {}
 
-    async def accept() -> None:
-        while True:
-            connection, _ = await loop.sock_accept(listener)
-            if len(heard) >= _HEARD_AT_ONCE:
-                next(iter(heard)).cancel()
-            task = asyncio.create_task(hear(connection), name="hear who dials")
-            heard[task] = None
-            task.add_done_callback(partial(left, connection))
-            await asyncio.sleep(1 / _DIALS_PER_S)
+    def __len__(self) -> int:
+        return len(self._under_way)
 
-    def left(connection: socket.socket, task: asyncio.Task[None]) -> None:
-        heard.pop(task, None)
-        if task.cancelled() or task.exception() is not None:
-            connection.close()
+    def keys(self) -> list[RunKey]:
+        """Their runs."""
+        return list(self._under_way)
 
-    accepting = asyncio.create_task(accept(), name="accept who dials")
-    try:
-        either: list[asyncio.Future[Any]] = [accepting, found]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not found.done():
-            accepting.result()
-        return found.result()
-    finally:
-        waiting = [accepting, *heard]
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+    def made_of(self) -> list[Template]:
+        """What they take room for."""
+        names = [kept.template for kept, _ in self._under_way.values()]
+        return [self._templates[name] for name in names if name in self._templates]
+
+    def begin(self) -> list[Kept]:
+        """Begin with all that the state names: of a run's, the last that was made."""
+        found: dict[RunKey, Kept] = {}
+        for kept in sorted(self._state.load(), key=lambda kept: kept.born_at):
+            if earlier := found.get(kept.key):
+                self._state.remove(earlier.sandbox_id)
+            found[kept.key] = kept
+        for kept in found.values():
+            task = asyncio.create_task(self._adopt(kept), name=f"adopt sandbox {kept.sandbox_id}")
+            self._under_way[kept.key] = kept, task
+        return list(found.values())
+
+    async def settled(self, *keys: RunKey) -> None:
+        """Wait until it is known of these."""
+        if tasks := [self._under_way[key][1] for key in keys if key in self._under_way]:
+            await asyncio.wait(tasks)
+
+    async def _adopt(self, kept: Kept) -> None:
+        sandbox = None
+        try:
+            sandbox = await self._take_over(kept)
+        except Exception as error:  # whatever is wrong with one of them: the others' host goes on
+            about = {"run_id": kept.run_id, "tenant": kept.tenant, "error": type(error).__name__}
+            logger.error("a sandbox could not be adopted", extra=about)
+        if sandbox is None:
+            await self._give_up(kept)
+        del self._under_way[kept.key]
+        self._known(kept, sandbox)
+
+    async def _take_over(self, kept: Kept) -> Sandbox | None:
+        folder = self._folder / kept.sandbox_id
+        template = self._templates.get(kept.template)
+        if template is None or not folder.is_dir():
+            return None
+        launch = Launch(kept.sandbox_id, kept.key, folder, template)
+        with suppress(SandfleetError):
+            if sandbox := await Sandbox.adopt(self._backend, launch, kept.handle, kept.secret):
+                sandbox.born = time.monotonic() - (DatabaseClock.local() - kept.born_at)
+                sandbox.made_for = kept.made_for
+                return sandbox
+        return None
+
+    async def _give_up(self, kept: Kept) -> None:
+        """Remove what is left of it. A container that cannot be removed now is swept up, since its folder is gone."""
+        self._state.remove(kept.sandbox_id)
+        try:
+            await self._backend.destroy(kept.handle)
+        except Exception as error:
+            logger.warning(
+                "what a lost sandbox left is not removed yet", extra={"error": type(error).__name__}
+            )
+        shutil.rmtree(self._folder / kept.sandbox_id, ignore_errors=True)

@@ -91,6 +91,7 @@ class HostApi:
             token = request.headers.get("Authorization", "").removeprefix("Bearer ")
             fence = sandbox_token.verify(self._settings.host_secret, token, now).fence
             self._registry.admit(fence)
+            await self._registry.adopted(fence.key)
             request[FENCE] = fence
             request[SPAN].set("sandfleet.run_id", str(fence.key.run_id))
             request[SPAN].set("sandfleet.attempt", fence.attempt)
@@ -132,7 +133,8 @@ class HostApi:
         return web.json_response(_snapshot(await self._registry.snapshot(request[FENCE], asked.reason)))
 
     async def _remove(self, request: web.Request) -> web.Response:
-        self._registry.dismiss(request[FENCE].key)
+        fence = request[FENCE]
+        self._registry.dismiss(fence.key, fence.attempt)
         return web.Response(status=204)
 
 

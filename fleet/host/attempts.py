@@ -48,6 +48,11 @@ class Attempts:
         seen.attempt = fence.attempt
         return is_later
 
+    def refuse_superseded(self, fence: Fence) -> None:
+        """StaleAttempt if a later attempt has spoken since this one was admitted: its request took its time to come whole."""
+        if fence.attempt < self.highest(fence.key):
+            raise StaleAttempt("A later attempt of this run has taken the sandbox over.")
+
     def remember(self, fence: Fence) -> None:
         """Know of an attempt from an earlier life of this host."""
         seen = self._seen.setdefault(fence.key, _Seen())

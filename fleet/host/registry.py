@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sandfleet.fleet.host import metrics
+from sandfleet.fleet.host.adoption import Adoptions
 from sandfleet.fleet.host.agent_files import AgentFiles
 from sandfleet.fleet.host.attempts import Attempts
-from sandfleet.fleet.host.backend import Backend, Launch
+from sandfleet.fleet.host.backend import Backend
 from sandfleet.fleet.host.capacity import Capacity
 from sandfleet.fleet.host.clock import DatabaseClock
 from sandfleet.fleet.host.sandbox import Sandbox
@@ -87,14 +88,16 @@ class Registry:
         self._background: set[asyncio.Task[None]] = set()
         self._owned: set[str] = set()  # ids of all sandboxes that have started and are not removed
         self._belongs = asyncio.Event()
+        self._adoptions = Adoptions(backend, folder, state, self._templates, self._known)
 
     def __len__(self) -> int:
-        return len(self._sandboxes) + len(self._creating)
+        return len(self._sandboxes) + len(self._creating) + len(self._adoptions)
 
     def taken(self) -> Capacity:
         """What the sandboxes of runs take, those included that are being removed; warm ones make way for them."""
         made_of = [sandbox.template for sandbox in (*self._sandboxes.values(), *self._doomed)]
-        return Capacity.of([*made_of, *(creation.template for creation in self._creating.values())])
+        coming = [creation.template for creation in self._creating.values()]
+        return Capacity.of([*made_of, *coming, *self._adoptions.made_of()])
 
     def room(self, template: str = DEFAULT) -> int:
         """How many more sandboxes of a template fit."""
@@ -128,20 +131,25 @@ class Registry:
 
     def keys(self) -> list[RunKey]:
         """Runs that have a sandbox here."""
-        return [*self._sandboxes, *self._creating]
+        return [*self._sandboxes, *self._creating, *self._adoptions.keys()]
 
     def all_keys(self) -> list[RunKey]:
         """Those, and the runs whose sandbox is being removed."""
         return [*self.keys(), *(sandbox.key for sandbox in self._doomed if sandbox.key is not None)]
 
     def admit(self, fence: Fence) -> None:
-        """Note that this attempt spoke. StaleAttempt if a later one did before; what runs for earlier ones is killed."""
+        """Note that this attempt spoke. StaleAttempt if a later one did before; what runs for earlier ones is killed.
+
+        Whatever is awaited after it lets a later attempt speak: who acts for this one asks ``find`` or ``acquire`` then.
+        """
         if self._attempts.admit(fence) and (sandbox := self._sandboxes.get(fence.key)):
             sandbox.supersede(fence.attempt)
             self._keep(fence.key, sandbox)
 
     def find(self, fence: Fence) -> Sandbox:
-        """The run's sandbox. SandboxLost, once per attempt, if it ended by itself; NoSandbox if there is none."""
+        """The run's sandbox. SandboxLost, once per attempt, if it ended by itself; NoSandbox if there is none; StaleAttempt
+        if a later attempt has spoken since this one was admitted."""
+        self._attempts.refuse_superseded(fence)
         if reason := self._attempts.tell(fence):
             raise SandboxLost(reason)
         if sandbox := self._sandboxes.get(fence.key):
@@ -155,14 +163,16 @@ class Registry:
         """The run's sandbox, created from the template if it has none. Calls at once get the same one. With ``anew`` one that
         was made for an earlier attempt gives way to it.
 
-        Raises NoRoom if the host is full, HostUnavailable if there is none and ``may_create`` is false, and
-        TemplateUnavailable if this host cannot make sandboxes of the template.
+        Raises NoRoom if the host is full, HostUnavailable if there is none and ``may_create`` is false,
+        TemplateUnavailable if this host cannot make sandboxes of the template, and StaleAttempt as `find` does.
         """
         key = fence.key
+        self._attempts.refuse_superseded(fence)
         if anew and self._has_earlier(fence):
             if not may_create:
                 raise HostUnavailable(_CUT_OFF)
             await self.remove(key)
+            self._attempts.refuse_superseded(fence)
         if sandbox := self._sandboxes.get(key):
             sandbox.asked += 1
             return Acquired(sandbox, created=False, lost=self._attempts.tell_or_forget(fence))
@@ -180,6 +190,7 @@ class Registry:
             task.add_done_callback(lambda task: task.cancelled() or task.exception())  # maybe nobody waits
             creation = self._creating[key] = _Creation(fence.attempt, made_of, task)
         sandbox = await asyncio.shield(creation.task)
+        self._attempts.refuse_superseded(fence)
         return Acquired(sandbox, created, self._attempts.tell_or_forget(fence))
 
     def _has_earlier(self, fence: Fence) -> bool:
@@ -223,6 +234,8 @@ class Registry:
                 self._serve_in_background(sandbox)
             try:
                 await self._restore(sandbox, fence)
+                if not sandbox.alive:  # who serves it has seen it end while it was nobody's, and told nobody
+                    raise HostUnavailable("The sandbox ended while it was made ready; try again.")
             except BaseException:
                 await self._destroy(sandbox)
                 raise
@@ -230,6 +243,8 @@ class Registry:
             del self._creating[key]
         sandbox.made_for = fence.attempt
         self._sandboxes[key] = sandbox
+        if (highest := self._attempts.highest(key)) > fence.attempt:
+            sandbox.supersede(highest)
         self._keep(key, sandbox)
         spent_s = time.monotonic() - start
         metrics.ACQUIRES.labels("cold" if warm is None else "warm").observe(spent_s)
@@ -260,27 +275,22 @@ class Registry:
                 )
             )
 
-    async def _adopt(self, kept: Kept) -> None:
-        """Take over a sandbox of an earlier life of this host, or note that it is lost."""
+    async def adopted(self, key: RunKey) -> None:
+        """Wait until it is known whether the sandbox that the run had in an earlier life of this host is still there."""
+        await self._adoptions.settled(key)
+
+    def _known(self, kept: Kept, sandbox: Sandbox | None) -> None:
+        """What has become of a sandbox of an earlier life of this host."""
         key = kept.key
-        self._attempts.remember(Fence(key, kept.attempt))
-        folder = self._folder / kept.sandbox_id
-        sandbox = None
-        if (template := self._templates.get(kept.template)) and folder.is_dir():
-            launch = Launch(kept.sandbox_id, key, folder, template)
-            with suppress(SandfleetError):
-                sandbox = await Sandbox.adopt(self._backend, launch, kept.handle, kept.secret)
         if sandbox is None:
             self._attempts.lose(key, "The sandbox was lost: it ended while its host was away.")
-            self._state.remove(kept.sandbox_id)
-            with suppress(SandfleetError):
-                await self._backend.destroy(kept.handle)
-            shutil.rmtree(folder, ignore_errors=True)
+            self._owned.discard(kept.sandbox_id)
             return
-        sandbox.born = time.monotonic() - (DatabaseClock.local() - kept.born_at)
-        sandbox.made_for = kept.made_for
         self._sandboxes[key] = sandbox
         self._serve_in_background(sandbox)
+        if (highest := self._attempts.highest(key)) > kept.attempt:  # it has spoken since this host is back
+            sandbox.supersede(highest)
+            self._keep(key, sandbox)
 
     def belong_to(self, deployment: str) -> None:
         """What is made from now on belongs to this deployment, as PostgreSQL names it."""
@@ -332,19 +342,23 @@ class Registry:
             logger.warning("warm sandbox lost", extra={"sandbox": sandbox.id})
             await self._destroy(sandbox)
 
-    async def remove(self, key: RunKey) -> None:
-        """Remove the run's sandbox and forget its losses; without one this does nothing."""
+    async def remove(self, key: RunKey, attempt: int | None = None) -> None:
+        """Remove the run's sandbox and forget its losses; without one this does nothing. For an ``attempt``, unless a later
+        one has spoken by the time that the sandbox is there."""
+        await self.adopted(key)
         if creation := self._creating.get(key):
             with suppress(SandfleetError):
                 await asyncio.shield(creation.task)
+        if attempt is not None and attempt < self._attempts.highest(key):
+            return
         self._attempts.forget_loss(key)
         if sandbox := self._sandboxes.pop(key, None):
             await self._destroy(sandbox)
             logger.info("sandbox removed", extra={"sandbox": sandbox.id, **_about(key)})
 
-    def dismiss(self, key: RunKey) -> None:
-        """Remove the run's sandbox in the background."""
-        removal = asyncio.create_task(self.remove(key), name=f"remove sandbox of {key.run_id}")
+    def dismiss(self, key: RunKey, attempt: int | None = None) -> None:
+        """Remove the run's sandbox in the background; for an ``attempt``, unless a later one has spoken by then."""
+        removal = asyncio.create_task(self.remove(key, attempt), name=f"remove sandbox of {key.run_id}")
         self._background.add(removal)
         removal.add_done_callback(self._background.discard)
 
@@ -411,17 +425,19 @@ class Registry:
             self._attempts.lose(key, f"The sandbox was ended: for {limit_s:g} s nobody had used it.")
 
     async def open(self) -> None:
-        """Adopt the sandboxes that an earlier life of this host left, and remove the rest of it."""
-        left = self._state.load()
-        known = {kept.sandbox_id for kept in left}
+        """Begin to adopt the sandboxes that an earlier life of this host left, and remove the rest of it.
+
+        It does not wait for them: a sandbox in which nobody answers holds up its own run alone.
+        """
+        left = self._adoptions.begin()
+        for kept in left:
+            self._attempts.remember(Fence(kept.key, kept.attempt))
+            self._owned.add(kept.sandbox_id)
         for path in self._folder.iterdir():
-            if path.name not in known:
+            if path.name not in self._owned:
                 shutil.rmtree(path, ignore_errors=True)
-        await asyncio.gather(*(self._adopt(kept) for kept in left))
         if left:
-            logger.info(
-                "adopted sandboxes", extra={"count": len(self._sandboxes), "lost": self._attempts.losses}
-            )
+            logger.info("adopts sandboxes", extra={"count": len(left)})
         await self._sweep()
 
     async def drain(self, grace_s: float) -> None:
@@ -433,6 +449,7 @@ class Registry:
     async def _idle(self, at_most_s: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(at_most_s):
+                await self._adoptions.settled(*self._adoptions.keys())
                 while self._creating or any(sandbox.busy for sandbox in self._sandboxes.values()):  # noqa: ASYNC110 - they tell nobody
                     await asyncio.sleep(_DRAIN_LOOK_S)
 
@@ -459,6 +476,7 @@ class Registry:
         """Keep all workspaces and remove everything; returns when no sandbox is left or the engine does not answer."""
         self.draining = True
         await self.warm.close()
+        await self._adoptions.settled(*self._adoptions.keys())
         if self.snapshots.kept:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_SAVE_S):

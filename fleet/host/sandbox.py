@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from sandfleet.fleet.host import metrics
-from sandfleet.fleet.host.adoption import BACKLOG, come_back
 from sandfleet.fleet.host.agent_files import AgentFiles
 from sandfleet.fleet.host.agent_link import AgentLink, Operation
 from sandfleet.fleet.host.answers import Answers
 from sandfleet.fleet.host.backend import AGENT_NAME, Backend, Launch
+from sandfleet.fleet.host.dialling import BACKLOG, come_back
 from sandfleet.fleet.host.proxy import Proxy
 from sandfleet.fleet.host.results import ProtocolError
 from sandfleet.fleet.sandbox.errors import OperationRefused, StaleAttempt
