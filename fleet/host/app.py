@@ -1,13 +1,14 @@
 """The host's HTTP API, as ``docs/sandbox-protocol.md`` describes it. The token alone says whose sandbox is meant."""
 
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
 from aiohttp import web
 from pydantic import Field, ValidationError
 
-from sandfleet.fleet.host.asked import FENCE, Body
+from sandfleet.fleet.host.asked import FENCE, GOOD_UNTIL, Body, fence_of
 from sandfleet.fleet.host.clock import DatabaseClock
 from sandfleet.fleet.host.command_routes import CommandRoutes, invalid
 from sandfleet.fleet.host.file_routes import FileRoutes
@@ -89,12 +90,12 @@ class HostApi:
                     "This sandbox host has not reached PostgreSQL yet; try again.", retry_after_s=2
                 )
             token = request.headers.get("Authorization", "").removeprefix("Bearer ")
-            fence = sandbox_token.verify(self._settings.host_secret, token, now).fence
+            fence, expires_at = sandbox_token.verify(self._settings.host_secret, token, now)
             self._registry.admit(fence)
-            await self._registry.adopted(fence.key)
-            request[FENCE] = fence
+            request[FENCE], request[GOOD_UNTIL] = fence, time.monotonic() + expires_at - now
             request[SPAN].set("sandfleet.run_id", str(fence.key.run_id))
             request[SPAN].set("sandfleet.attempt", fence.attempt)
+            await self._registry.adopted(fence.key)
         return await handler(request)
 
     async def _health(self, _: web.Request) -> web.Response:
@@ -115,7 +116,7 @@ class HostApi:
         body = await request.read()
         asked = AcquireRequest.model_validate_json(body) if body else AcquireRequest()
         acquired = await self._registry.acquire(
-            request[FENCE], asked.template, may_create=not cut_off, anew=asked.anew
+            fence_of(request), asked.template, may_create=not cut_off, anew=asked.anew
         )
         restored = acquired.sandbox.restored
         return web.json_response(
@@ -130,7 +131,7 @@ class HostApi:
 
     async def _snapshot(self, request: web.Request) -> web.Response:
         asked = SnapshotRequest.model_validate_json(await request.read())
-        return web.json_response(_snapshot(await self._registry.snapshot(request[FENCE], asked.reason)))
+        return web.json_response(_snapshot(await self._registry.snapshot(fence_of(request), asked.reason)))
 
     async def _remove(self, request: web.Request) -> web.Response:
         fence = request[FENCE]

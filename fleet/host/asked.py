@@ -1,5 +1,6 @@
 """What the routes of the host's API have in common: whose sandbox is meant, and checked parameters."""
 
+import time
 from typing import Annotated
 
 from aiohttp import web
@@ -9,8 +10,11 @@ from sandfleet.fleet.host.registry import Registry
 from sandfleet.fleet.host.sandbox import Sandbox
 from sandfleet.shared.errors import InvalidRequest
 from sandfleet.shared.ids import Fence
+from sandfleet.shared.sandbox_token import SandboxTokenExpired
 
 FENCE: web.RequestKey[Fence] = web.RequestKey("fence", Fence)
+GOOD_UNTIL: web.RequestKey[float] = web.RequestKey("good_until", float)
+"""When the request's token expires, on the monotonic clock."""
 
 Argument = Annotated[str, StringConstraints(max_length=128 * 1024)]
 Path = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
@@ -29,9 +33,17 @@ class TerminalSize(Body):
     columns: int = Field(80, ge=1, le=1000)
 
 
+def fence_of(request: web.Request) -> Fence:
+    """The attempt that the request's token speaks for, now that the request is whole. SandboxTokenExpired if that took too
+    long: it may be asked again, since nothing was done."""
+    if time.monotonic() >= request[GOOD_UNTIL]:
+        raise SandboxTokenExpired("The sandbox token expired while the request came: sign a new one.")
+    return request[FENCE]
+
+
 def sandbox_of(registry: Registry, request: web.Request) -> tuple[Sandbox, Fence]:
-    """The sandbox that the request's token speaks for, and for which attempt."""
-    fence = request[FENCE]
+    """The sandbox that the request's token speaks for, and for which attempt. Raises as `Registry.find` and `fence_of`."""
+    fence = fence_of(request)
     return registry.find(fence), fence
 
 

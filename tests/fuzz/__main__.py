@@ -155,6 +155,17 @@ def seeds() -> list[bytes]:
     return [bytes([kind]) + data for kind, data in enumerate(found)]
 
 
+def words() -> str:
+    """What the fuzzer may put in: names of fields and codes, and what is no text."""
+    fields = {name for each in (*results._FIELDS.values(), *results._LINES.values()) for name in each}
+    said = [
+        f'"{name}"'
+        for name in sorted({*fields, *results.CODES, "newest", "oldest", "secret", "code", "message"})
+    ]
+    said += ["\\ud800", "\\u0000", "NaN", "1e999", "9" * 30, "null", "true", "[[", "{}", "superseded"]
+    return "".join('"{}"\n'.format(word.replace("\\", "\\\\").replace('"', '\\"')) for word in said)
+
+
 def main() -> None:
     """Fuzz for some time."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -164,8 +175,16 @@ def main() -> None:
     asked.folder.mkdir(parents=True, exist_ok=True)
     for number, seed in enumerate(seeds()):
         (asked.folder / f"seed-{number}").write_bytes(seed)
+    dictionary = asked.folder.with_suffix(".words")
+    dictionary.write_text(words())
     agent_link._PACE_S = 0.0
-    options = ["-max_len=4096", "-timeout=5", "-rss_limit_mb=1024", f"-artifact_prefix={asked.folder}/"]
+    options = [
+        "-max_len=4096",
+        "-timeout=5",
+        "-rss_limit_mb=1024",
+        f"-dict={dictionary}",
+        f"-artifact_prefix={asked.folder}/",
+    ]
     atheris.Setup([sys.argv[0], *options, f"-max_total_time={asked.seconds}", str(asked.folder)], one)
     atheris.Fuzz()
 

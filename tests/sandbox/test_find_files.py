@@ -129,6 +129,15 @@ async def test_a_time_limit_of_a_command_leaves_a_search_alone(sandbox):
     assert found.timed_out
 
 
+async def test_more_than_an_answer_may_hold_is_cut_off(sandbox):
+    """Red when the agent bounds the number of findings alone: 27 MB of them break the host's limit, and the sandbox is lost."""
+    await sandbox.exec("yes \"$(head -c 500 /dev/zero | tr '\\0' '\\1')\" | head -9000 > many")
+    found = await sandbox.files.grep("\1", limit=10_000, timeout_s=60)
+    assert (found.truncated, found.timed_out) == (True, False)
+    assert 1000 < len(found.items) < 9000
+    assert (await sandbox.exec("echo here")).stdout == b"here\n"
+
+
 async def test_more_findings_than_fit_the_window_arrive(sandbox):
     """Red when the forked process's output is not windowed: the host would end the sandbox."""
     await sandbox.exec("seq -f 'line %09.0f of a text that is somewhat longer' 9000 > many")

@@ -1,6 +1,7 @@
 """Tokens: who may speak to a sandbox, until when, and never again after a successor did."""
 
 import asyncio
+import time
 import uuid
 from contextlib import asynccontextmanager
 
@@ -146,9 +147,9 @@ async def test_the_successors_first_word_kills_what_runs_for_its_predecessor(hos
 
 
 @asynccontextmanager
-async def raw(host, fence):
+async def raw(host, fence, valid_s=60.0):
     """A connection of an attempt, below what clients promise."""
-    headers = {"Authorization": f"Bearer {host.token(fence)}"}
+    headers = {"Authorization": f"Bearer {host.token(fence, valid_s)}"}
     connector = aiohttp.UnixConnector(str(host.socket))
     async with aiohttp.ClientSession("http://host", connector=connector, headers=headers) as session:
         yield session
@@ -191,6 +192,29 @@ async def test_who_is_superseded_while_his_request_comes_starts_nothing(
             assert (response.status, (await response.json())["error"]["code"]) == (403, "superseded")
     assert (await second.list_files())["entries"] == []
     await second.close()
+    await client.aclose()
+
+
+async def test_a_request_that_comes_for_longer_than_its_token_is_good_starts_nothing(docker_host):
+    """Red when the token is looked at before the body alone: an executor that was stopped for longer than its lease would
+    have it done although its run may be another's, who has not spoken to this host yet."""
+    client = SandboxClient(docker_host.socket)
+    owner = await docker_host.sandbox(client)
+    await owner.exec("true")
+    until = time.time() + 3.0
+
+    async def body():
+        yield b'{"command": "touch late"'
+        await asyncio.sleep(until - time.time() + 0.1)
+        yield b"}"
+
+    async with (
+        raw(docker_host, owner.fence, valid_s=3.0) as session,
+        session.post("/sandbox/exec", data=body(), expect100=True) as response,
+    ):
+        assert (response.status, (await response.json())["error"]["code"]) == (401, "sandbox_token_expired")
+    assert (await owner.list_files())["entries"] == []
+    await owner.close()
     await client.aclose()
 
 
