@@ -33,11 +33,6 @@ class Attempts:
         self._seen: dict[RunKey, _Seen] = {}
         self._lost: dict[RunKey, _Loss] = {}
 
-    @property
-    def losses(self) -> int:
-        """Runs whose lost sandbox somebody may have to hear of."""
-        return len(self._lost)
-
     def admit(self, fence: Fence) -> bool:
         """Note that this attempt spoke. Whether it is the first word of a later one. StaleAttempt if a later one has spoken."""
         seen = self._seen.setdefault(fence.key, _Seen())

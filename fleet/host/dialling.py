@@ -53,6 +53,10 @@ async def come_back(listener: socket.socket, secret: str, patience_s: float) -> 
         if not found.done():
             accepting.result()
         return found.result()
+    except BaseException:
+        if found.done():
+            found.result().close("nobody waits for it any more")
+        raise
     finally:
         waiting = [accepting, *heard]
         for task in waiting:

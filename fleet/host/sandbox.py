@@ -327,9 +327,8 @@ class Sandbox:
         if fence.attempt < self._attempt:
             raise StaleAttempt("A later attempt of this run has taken the sandbox over.")
         operation = self._link.begin(kind, spec, most_bytes)
-        self._under_way[operation] = (
-            fence.attempt
-        )  # before anything is awaited: a later attempt finds it here
+        # Before anything is awaited: a later attempt must find it here.
+        self._under_way[operation] = fence.attempt
         try:
             await self._link.flushed()
             yield operation

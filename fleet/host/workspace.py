@@ -3,7 +3,7 @@
 import asyncio
 import json
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,6 +19,7 @@ from sandfleet.shared.ids import Fence
 # Given as text: not every backend lets commands read the agent's folder.
 _PROGRAM = ["python3", "-I", "-S", "-c", Path(archive.__file__).read_text()]
 _TIMEOUT_S = 300.0
+_TOLD_BYTES = 8 * 1024  # of what the program says; what counts is its last line
 _LEVEL = 3  # of zstd, its default: packs some 300 MB/s
 _PIECE_BYTES = 1024 * 1024  # worth a thread's time
 _HEADERS = (
@@ -66,7 +67,7 @@ async def save(sandbox: Sandbox, fence: Fence, target: Path, workspace_bytes: in
                         await asyncio.to_thread(write, bytes(pending))
                         pending.clear()
                 elif event == "stderr":
-                    told += data
+                    told = _end(told, data)
                 elif data["exit_code"] != 0 or data["dropped_bytes"]:
                     raise SnapshotFailed(f"The workspace could not be packed: {_last_line(told)}")
         await asyncio.to_thread(write, bytes(pending), last=True)
@@ -92,7 +93,7 @@ async def restore(sandbox: Sandbox, fence: Fence, source: Path) -> Packed:
                 data: Any
                 async for event, data in sandbox.events(command):
                     if event == "stderr":
-                        told += data
+                        told = _end(told, data)
                 await feeder
             except zstandard.ZstdError as error:
                 raise SnapshotDamaged("The snapshot is damaged: it is no zstd archive.") from error
@@ -114,13 +115,19 @@ async def _feed(command: Operation, file: BinaryIO) -> None:
         await command.send_eof()
 
 
+def _end(told: bytearray, data: bytes) -> bytearray:
+    """What the program has said, its end alone: it is a sandbox's, which could say as much as its output may have."""
+    return (told + data)[-_TOLD_BYTES:]
+
+
 def _counts(told: bytes | bytearray) -> Packed | None:
     """What the program says of itself at its end; None if it did not come to that."""
     try:
         counts = json.loads(told.splitlines()[-1])
-        return Packed(int(counts["files"]), int(counts["bytes"]), int(counts["skipped"]))
-    except (ValueError, KeyError, TypeError, IndexError):
+        packed = Packed(int(counts["files"]), int(counts["bytes"]), int(counts["skipped"]))
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError):
         return None
+    return packed if all(0 <= count < 2**63 for count in astuple(packed)) else None
 
 
 def _last_line(told: bytes | bytearray) -> str:

@@ -7,13 +7,14 @@ import re
 import socket
 import struct
 from contextlib import asynccontextmanager, suppress
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sandfleet.fleet.host import agent_link
+from sandfleet.fleet.host import agent_link, workspace
 from sandfleet.fleet.host.agent_link import AgentLink
 from sandfleet.fleet.host.answers import Answers
 from sandfleet.fleet.host.results import _LINES, CODES, Lines, ProtocolError
@@ -554,6 +555,28 @@ def test_no_answer_to_any_question_raises_anything_else_or_hangs(work, frames):
             await play()
 
     asyncio.run(bounded())
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=40),
+        st.sampled_from(
+            [
+                b"[" * 8000,
+                b'{"files": 1e999, "bytes": 1, "skipped": 1}',
+                b'{"files": -1, "bytes": 1, "skipped": 1}',
+            ]
+        ),
+        st.dictionaries(st.sampled_from(["files", "bytes", "skipped", "missing"]), scalars, min_size=3).map(
+            lambda counts: json.dumps(counts).encode()
+        ),
+    )
+)
+def test_what_the_program_that_packs_says_is_a_count_or_nothing(told):
+    """Red when a number that is none, a negative or an endless one is let through, or deep nesting raises: the host would
+    fail over it when it stops, with everybody's workspaces unsaved."""
+    packed = workspace._counts(told)
+    assert packed is None or all(0 <= count < 2**63 for count in astuple(packed))
 
 
 async def test_what_nobody_thought_of_costs_the_sandbox_and_not_the_host(monkeypatch):
