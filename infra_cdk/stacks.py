@@ -268,7 +268,7 @@ class AppStack(Stack):
             )
 
     def _watch(self, fleets: dict[str, Executors | Hosts]) -> None:
-        alarms = Alarms(self, "Alarms", self.deployment.alarm_email, self.metrics)
+        alarms = Alarms(self, "Alarms", self.deployment.alarm_email, self.metrics, self.emulator)
         alarms.watch_queues(self.queues)
         alarms.watch_database(self.data.database, self.size)
         alarms.watch_cache(self.data.cache)
