@@ -104,9 +104,10 @@ class Registry:
         return 0 if self.draining else self.capacity.room(self.taken(), self._templates[template])
 
     def offers(self) -> dict[str, dict[str, float]]:
-        """What sandboxes can be made of here, for those who choose a host: ``memory``, ``pids`` and ``lifetime_s``."""
+        """What sandboxes can be made of here, for those who choose a host: ``memory``, ``pids``, ``workspace`` and
+        ``lifetime_s``."""
         return {
-            t.name: {"memory": t.memory, "pids": t.pids, "lifetime_s": t.lifetime_s}
+            t.name: {"memory": t.memory, "pids": t.pids, "workspace": t.workspace, "lifetime_s": t.lifetime_s}
             for t in self._templates.values()
             if t.name not in self._backend.refused
         }

@@ -32,6 +32,7 @@ TURN = "snapshots"
 _AT_ONCE = 4  # archives under way: each takes disk, up to the largest snapshot, and a thread's time
 _TEND_EVERY_S = 60.0
 _ANSWER_S = 5.0
+_CHOOSE = "Choose a larger template, or delete the snapshot to begin without its files."
 
 
 class Snapshots:
@@ -114,13 +115,25 @@ class Snapshots:
             raise HostUnavailable(error.message) from error
 
     async def restore(self, sandbox: Sandbox, fence: Fence, snapshot: snapshots.Snapshot) -> None:
-        """Replace the workspace by a snapshot. Raises SnapshotFailed; one that can never be restored is given up."""
+        """Replace the workspace by a snapshot. Raises SnapshotFailed; one that cannot be read is given up, one that this
+        sandbox cannot hold is not."""
+        most = sandbox.template.workspace
+        if snapshot.content_bytes > most:
+            raise SnapshotFailed(
+                f"The files of the snapshot {snapshot.snapshot_id} are {snapshot.content_bytes} bytes, and the workspace of "
+                f"template {sandbox.template.name!r} holds {most}. {_CHOOSE}"
+            )
         try:
             async with self._slots, self._file() as file:
                 await self._bucket.get(snapshot.object_key, file)
                 unpacked = await workspace.restore(sandbox, fence, file)
             if (unpacked.files, unpacked.bytes) != (snapshot.files, snapshot.content_bytes):
-                raise SnapshotDamaged(f"Only {unpacked.files} of {snapshot.files} files could be restored.")
+                raise SnapshotDamaged(f"It holds only {unpacked.files} of {snapshot.files} files.")
+            if unpacked.missing:
+                raise SnapshotFailed(
+                    f"{unpacked.missing} of the {snapshot.files} files of the snapshot {snapshot.snapshot_id} could not be made "
+                    f"in a sandbox of template {sandbox.template.name!r}. {_CHOOSE}"
+                )
         except SnapshotDamaged as error:
             async with self._database() as connection:
                 await snapshots.forget(connection, fence.key.owner, snapshot.snapshot_id)

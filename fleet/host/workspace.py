@@ -29,11 +29,13 @@ _HEADERS = (
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What a snapshot holds: number of files, bytes of their content, and how much of the tree was skipped."""
+    """What a snapshot holds: number of files, bytes of their content, and how much of the tree was skipped; ``missing`` of the
+    files could not be made."""
 
     files: int
     bytes: int
     skipped: int
+    missing: int
 
 
 async def save(sandbox: Sandbox, fence: Fence, target: Path, workspace_bytes: int, most_bytes: int) -> Packed:
@@ -78,7 +80,8 @@ async def save(sandbox: Sandbox, fence: Fence, target: Path, workspace_bytes: in
 
 
 async def restore(sandbox: Sandbox, fence: Fence, source: Path) -> Packed:
-    """Replace the workspace by what ``source`` holds. Raises SnapshotDamaged if that is no such archive."""
+    """Replace the workspace by what ``source`` holds. Raises SnapshotDamaged if that is no such archive, SnapshotFailed if the
+    sandbox did not unpack it."""
     spec = {
         "argv": [*_PROGRAM, "restore", WORKSPACE],
         "timeout_s": _TIMEOUT_S,
@@ -99,9 +102,11 @@ async def restore(sandbox: Sandbox, fence: Fence, source: Path) -> Packed:
                 raise SnapshotDamaged("The snapshot is damaged: it is no zstd archive.") from error
             finally:
                 feeder.cancel()
+    if why := _damaged(told):
+        raise SnapshotDamaged(f"The snapshot is damaged: {why}.")
     unpacked = _counts(told)
     if unpacked is None:
-        raise SnapshotDamaged(f"The snapshot could not be unpacked: {_last_line(told)}")
+        raise SnapshotFailed(f"The snapshot could not be unpacked: {_last_line(told)}")
     return unpacked
 
 
@@ -124,10 +129,18 @@ def _counts(told: bytes | bytearray) -> Packed | None:
     """What the program says of itself at its end; None if it did not come to that."""
     try:
         counts = json.loads(told.splitlines()[-1])
-        packed = Packed(int(counts["files"]), int(counts["bytes"]), int(counts["skipped"]))
+        packed = Packed(*(int(counts[name]) for name in ("files", "bytes", "skipped", "missing")))
     except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError):
         return None
     return packed if all(0 <= count < 2**63 for count in astuple(packed)) else None
+
+
+def _damaged(told: bytes | bytearray) -> str | None:
+    """Why the program could not read the archive, if it says so."""
+    try:
+        return str(json.loads(told.splitlines()[-1])["damaged"])[:200]
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError):
+        return None
 
 
 def _last_line(told: bytes | bytearray) -> str:

@@ -1,8 +1,9 @@
 """Packs a folder of a sandbox as a tar stream, or unpacks one: a program that the host runs as a command in the sandbox.
 
 ``save FOLDER`` writes the stream to stdout, ``restore FOLDER`` reads it from stdin. The last
-line on stderr is a JSON object with ``files``, ``bytes`` (of their content) and ``skipped``: what could not be read or
-made, and sockets. Like all of the agent it needs the standard library of Python 3.9 only.
+line on stderr is a JSON object with ``files`` and ``bytes`` (of their content) that the stream holds, ``skipped``: what
+could not be read or made, and sockets, and ``missing``: files among these that could not be made. Or it has
+``damaged``: why the stream cannot be read. Like all of the agent it needs the standard library of Python 3.9 only.
 """
 
 from __future__ import annotations
@@ -21,11 +22,16 @@ if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
 
+_PIECE_BYTES = 64 * 1024
+_BLOCK_BYTES = 4096  # of a file system; a hole is that large at least
+_HOLE = bytes(_BLOCK_BYTES)
+
+
 class Counts:
     """What was packed or unpacked."""
 
     def __init__(self) -> None:
-        self.files = self.bytes = self.skipped = 0
+        self.files = self.bytes = self.skipped = self.missing = 0
 
 
 class _Exactly(io.RawIOBase):
@@ -64,10 +70,17 @@ def save(folder: str, stream: BinaryIO) -> Counts:
             except OSError:  # it has gone, or may not be read
                 counts.skipped += 1
                 continue
+            finally:
+                _forget(tar)
             left -= info.size
             counts.files += 1
             counts.bytes += info.size
     return counts
+
+
+def _forget(tar: Any) -> None:
+    """Let go of the headers so far, which a tar keeps to its end: 65,536 files would take 100 MB of the sandbox."""
+    tar.members.clear()
 
 
 def _below(folder: str, counts: Counts) -> Iterator[str]:
@@ -97,29 +110,64 @@ def restore(folder: str, stream: BinaryIO) -> Counts:
     folders = []
     with tarfile.open(fileobj=stream, mode="r|") as tar:
         for member in tar:
-            try:
-                if member.isdir():  # its own mode may forbid to put anything into it
-                    folders.append((os.path.join(folder, member.name), member))
-                    os.makedirs(folders[-1][0], exist_ok=True)
-                    continue
-                tar.extract(member, folder, **trusting)
-            except (OSError, tarfile.ExtractError):
-                counts.skipped += 1
-                continue
+            _forget(tar)
+            path = os.path.join(folder, member.name)
             if member.isreg():
                 counts.files += 1
                 counts.bytes += member.size
-    for path, member in reversed(folders):
+            try:
+                if member.isdir():  # its own mode may forbid to put anything into it
+                    folders.append((path, member.mtime, member.mode))
+                    os.makedirs(path, exist_ok=True)
+                elif member.isreg():
+                    _unpack(tar, member, path)
+                elif member.islnk() and not os.path.exists(os.path.join(folder, member.linkname)):
+                    counts.skipped += 1  # that could not be packed
+                else:
+                    tar.extract(member, folder, **trusting)
+            except (OSError, tarfile.ExtractError):
+                counts.skipped += 1
+                counts.missing += member.isreg()
+    for path, mtime, mode in reversed(folders):
         with contextlib.suppress(OSError):
-            os.utime(path, (member.mtime, member.mtime))
-            os.chmod(path, member.mode)
+            os.utime(path, (mtime, mtime))
+            os.chmod(path, mode)
     return counts
 
 
+def _unpack(tar: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None:
+    """Make a file. What is zero becomes a hole: a file with holes takes no more than it did."""
+    source = tar.extractfile(member)
+    if source is None:
+        raise tarfile.ReadError("a file without content")
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    left = member.size
+    with open(path, "wb") as file:
+        while left:
+            piece = source.read(min(left, _PIECE_BYTES))
+            if not piece:
+                raise tarfile.ReadError("unexpected end of data")
+            left -= len(piece)
+            step = _BLOCK_BYTES if _HOLE in piece else len(piece)
+            for start in range(0, len(piece), step):
+                block = piece[start : start + step]
+                if block.count(0) == len(block):
+                    file.seek(len(block), os.SEEK_CUR)
+                else:
+                    file.write(block)
+        file.truncate(member.size)
+    os.chmod(path, member.mode)
+    os.utime(path, (member.mtime, member.mtime))
+
+
+def _main() -> dict[str, Any]:
+    try:
+        if sys.argv[1] == "save":
+            return vars(save(sys.argv[2], sys.stdout.buffer))
+        return vars(restore(sys.argv[2], sys.stdin.buffer))
+    except tarfile.TarError as error:
+        return {"damaged": str(error)}
+
+
 if __name__ == "__main__":
-    done = (
-        save(sys.argv[2], sys.stdout.buffer)
-        if sys.argv[1] == "save"
-        else restore(sys.argv[2], sys.stdin.buffer)
-    )
-    sys.stderr.write(json.dumps(vars(done)) + "\n")
+    sys.stderr.write(json.dumps(_main()) + "\n")

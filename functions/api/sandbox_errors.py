@@ -12,6 +12,13 @@ class TooManySandboxes(TooManyRequests):
     code = "too_many_sandboxes"
 
 
+class SnapshotTooLarge(SandboxError):
+    """The sandbox cannot hold the snapshot's files."""
+
+    code = "snapshot_failed"
+    status = 422
+
+
 class HostRefused(SandboxError):
     """A host's own refusal, with its code and status."""
 

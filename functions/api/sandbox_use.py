@@ -13,12 +13,18 @@ from uuid import UUID
 
 from sandfleet.functions.api.host_ask import Ask
 from sandfleet.functions.api.resources import Resources
-from sandfleet.functions.api.sandbox_errors import HostRefused, SandboxLost, TooManySandboxes
+from sandfleet.functions.api.sandbox_errors import (
+    HostRefused,
+    SandboxLost,
+    SnapshotTooLarge,
+    TooManySandboxes,
+)
 from sandfleet.shared import sandbox_token
 from sandfleet.shared.errors import Conflict, HostAway, HostUnavailable, InvalidRequest, NoRoom, NotFound
 from sandfleet.shared.ids import Fence, Owner, RunKey, new_id
 from sandfleet.shared.store import sandboxes
 from sandfleet.shared.store.sandboxes import Sandbox, Wish
+from sandfleet.shared.store.snapshots import Snapshot
 
 if TYPE_CHECKING:
     import httpx
@@ -122,12 +128,19 @@ async def delete(found: Resources, key: RunKey) -> None:
         return
 
 
-async def restore(found: Resources, key: RunKey, snapshot_id: UUID) -> Sandbox:
-    """Begin a sandbox anew with a snapshot of its owner's. Raises NotFound, Conflict, and what keeps it from being made."""
+async def restore(found: Resources, key: RunKey, snapshot: Snapshot) -> Sandbox:
+    """Begin a sandbox anew with a snapshot of its owner's. Raises NotFound, Conflict, SnapshotTooLarge, and what keeps it from
+    being made."""
     row = await sandboxes.get(found.pool, key)
     if row is None:
         raise NotFound(MISSING)
-    if not await sandboxes.restore(found.pool, Fence(key, row.generation), snapshot_id):
+    most = await sandboxes.workspace_bytes(found.pool, row.template)
+    if most is not None and snapshot.content_bytes > most:
+        raise SnapshotTooLarge(
+            f"The files of the snapshot are {snapshot.content_bytes} bytes, and the sandbox's workspace holds {most}. Fork it "
+            "into a sandbox of a larger template."
+        )
+    if not await sandboxes.restore(found.pool, Fence(key, row.generation), snapshot.snapshot_id):
         raise Conflict("The sandbox was lost or begun anew meanwhile. Look at it, then try again.")
     return await Use(found, key).ready()
 

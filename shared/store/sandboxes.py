@@ -172,6 +172,17 @@ async def lose(pool: Pool, fence: Fence, reason: str) -> bool:
         return await _next(connection, fence, "lost = %s, told = false", (reason,))
 
 
+async def workspace_bytes(pool: Pool, template: str) -> int | None:
+    """How much a workspace of a template holds on the hosts that make it; None if none says so."""
+    async with pool.connection() as connection:
+        cursor = await connection.execute(
+            "select max((templates -> %(name)s ->> 'workspace')::bigint) from open_hosts() where templates ? %(name)s",
+            {"name": template},
+        )
+        row = await cursor.fetchone()
+    return None if row is None else row[0]
+
+
 async def restore(pool: Pool, fence: Fence, snapshot_id: UUID) -> bool:
     """Begin a generation with a snapshot, in place of this one. False if that one is over."""
     async with pool.connection() as connection, connection.transaction():

@@ -49,6 +49,37 @@ async def test_a_fork_goes_its_own_way(http: httpx.AsyncClient) -> None:
     assert other.status_code == 404, "a snapshot of another sandbox is not this one's"
 
 
+async def test_a_snapshot_outlives_a_sandbox_that_cannot_hold_it(http: httpx.AsyncClient) -> None:
+    """Neither one that is larger than the workspace, nor one whose many files take more than they say, is given up: it fits
+    where it came from. Breaks when whatever cannot be unpacked is taken for damaged, and removed."""
+    path = await make(http)
+    await run(http, path, "head -c 20M /dev/zero > zeros")
+    large = await snapshot(http, path)
+    await run(http, path, "rm zeros; mkdir many; seq 6000 | split -l 1 -a 4 - many/")
+    many = await snapshot(http, path)
+    for taken, said in ((large, "20971520 bytes"), (many, "could not be made")):
+        fork = {"snapshot_id": taken, "template": "small"}
+        refused = await http.post(f"{path}/fork", json=fork)
+        assert (refused.status_code, refused.json()["code"]) == (422, "snapshot_failed"), refused.text
+        assert said in refused.json()["detail"]
+        assert (await http.get(f"/snapshots/{taken}")).status_code == 200
+        forked = await http.post(f"{path}/fork", json={"snapshot_id": taken})
+        assert (forked.status_code, forked.json()["restored"]) == (201, taken), forked.text
+        await http.delete(f"/sandboxes/{forked.json()['sandbox_id']}")
+
+
+async def test_a_sandbox_keeps_its_files_if_the_snapshot_does_not_fit(http: httpx.AsyncClient) -> None:
+    """Breaks when the generation is ended before anybody looks whether the next one could be made."""
+    path = await make(http)
+    await run(http, path, "head -c 20M /dev/zero > zeros")
+    large = await snapshot(http, path)
+    small = await make(http, template="small")
+    await run(http, small, "echo mine > file")
+    refused = await http.post(f"{small}/restore", json={"snapshot_id": large})
+    assert (refused.status_code, refused.json()["code"]) == (422, "snapshot_failed"), refused.text
+    assert (await run(http, small, "cat file"))["stdout"] == "mine\n"
+
+
 async def test_restore_begins_the_sandbox_anew(http: httpx.AsyncClient) -> None:
     """Its files are those of the snapshot, its processes are gone, and who holds to the old generation is told. Breaks when
     the host keeps the sandbox of the generation before."""

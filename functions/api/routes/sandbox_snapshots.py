@@ -95,7 +95,7 @@ async def restore(request: Request, sandbox_id: str) -> Response:
     key = sandbox_key(request, sandbox_id)
     body = await read(request, RestoreSandbox)
     snapshot = await _snapshot(request, body.snapshot_id)
-    row = await unless_gone(request, sandbox_use.restore(resources(request), key, snapshot.snapshot_id))
+    row = await unless_gone(request, sandbox_use.restore(resources(request), key, snapshot))
     return json_response(sandbox_view(row))
 
 
