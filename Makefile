@@ -20,7 +20,7 @@ CDK_RUN = PATH="$(NODE):$$PATH" $(NODE)/node $(CDK_CLI)
 LOCALSTACK := .tools/localstack
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev install-cdk install-localstack demo dev test test-localstack check fuzz bench simulate chaos synth images bootstrap deploy destroy requirements clean
+.PHONY: help install install-dev install-cdk install-localstack demo dev test test-localstack check fuzz bench simulate chaos synth images deploy-local bootstrap deploy destroy requirements clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -64,6 +64,9 @@ synth: install-cdk ## Write the templates of every size and fleet kind below bui
 images: install-cdk ## Build executor and gateway for a local engine on a base image made from this machine (BASE=… for another)
 	@$(if $(BASE),,$(BIN)/python -m sandfleet.fleet.host.base_image --tag sandfleet-base:local)
 	@$(BIN)/python -m sandfleet.infra_cdk.local_images --base $(or $(BASE),sandfleet-base:local)
+
+deploy-local: install-cdk ## Deploy the same templates to an emulator on this machine, until Ctrl-C (PROJECT=… for your langgraph.json)
+	@$(BIN)/sandfleet deploy-local $(if $(PROJECT),--project $(PROJECT))
 
 bootstrap: install-cdk ## Prepare the AWS account and region of the environment for CDK, once (CDK="-c …" as for deploy)
 	@$(CDK_RUN) bootstrap $(CDK)

@@ -1,12 +1,13 @@
 """The streaming gateway: the API's application as a service behind a private load balancer."""
 
-from aws_cdk import Duration
+from aws_cdk import Duration, Fn
 from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_elasticloadbalancingv2 as elb
 from constructs import Construct
 
 from sandfleet.infra_cdk.connections import GATEWAY_POOL, GATEWAYS_MAX_PERCENT
 from sandfleet.infra_cdk.deployment import Deployment
+from sandfleet.infra_cdk.emulated import Emulator
 from sandfleet.infra_cdk.image import Image
 from sandfleet.infra_cdk.logs import log_group
 from sandfleet.infra_cdk.network import GATEWAY_PORT, Network, private
@@ -19,7 +20,10 @@ _STOP = Duration.seconds(30)
 
 
 class Gateway(Construct):
-    """``service`` and ``balancer``; ``url`` is the load balancer's address within the network."""
+    """``service`` and ``balancer``; ``url`` is the load balancer's address within the network.
+
+    An emulator's load balancer has no name in DNS: its requests go by a path of the emulator's own ``endpoint``.
+    """
 
     def __init__(
         self,
@@ -30,6 +34,8 @@ class Gateway(Construct):
         network: Network,
         cluster: ecs.Cluster,
         environment: dict[str, str],
+        emulator: Emulator,
+        endpoint: str,
     ) -> None:
         super().__init__(scope, id)
         self.task = ecs.FargateTaskDefinition(
@@ -104,4 +110,7 @@ class Gateway(Construct):
             scale_in_cooldown=Duration.minutes(10),
             scale_out_cooldown=Duration.minutes(1),
         )
-        self.url = f"http://{self.balancer.load_balancer_dns_name}"
+        self.url = emulator.choose(
+            Fn.join("", [endpoint, "/_alb/", self.balancer.load_balancer_name]),
+            Fn.join("", ["http://", self.balancer.load_balancer_dns_name]),
+        )

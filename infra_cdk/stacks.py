@@ -89,7 +89,17 @@ class AppStack(Stack):
         self.telemetry = Telemetry(self, "Telemetry", deployment, self.size)
         direct = {**self._environment(data.database.url), **self.telemetry.environment}
         migration = Migration(self, "Migration", functions, data.database)
-        self.gateway = Gateway(self, "Gateway", deployment, self.size, data.network, self.cluster, direct)
+        self.gateway = Gateway(
+            self,
+            "Gateway",
+            deployment,
+            self.size,
+            data.network,
+            self.cluster,
+            direct,
+            self.emulator,
+            self.endpoint,
+        )
         self.telemetry.beside(self.gateway.task)
         self.gateway.service.node.add_dependency(self.insights)
         self.function = python_function(

@@ -1,14 +1,14 @@
 """Clients of the AWS emulator."""
 
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 
 
 def aws_client(
-    service: Literal["s3", "sqs"], endpoint_url: str, region: str, env: dict[str, str]
+    service: str, endpoint_url: str, region: str, env: dict[str, str]
 ) -> AbstractAsyncContextManager[Any]:
     """A client of one service; ``env`` supplies the credentials, which an emulator does not check."""
     client = get_session().create_client(

@@ -76,6 +76,19 @@ def dev(
     terminal.run(command.dev(root, _project(project), executors, port))
 
 
+@app.command("deploy-local")
+def deploy_local(
+    root: Root = ROOT,
+    project: Project = None,
+    size: Annotated[str, typer.Option(help="dev, small or large, as for cdk deploy.")] = "dev",
+) -> None:
+    """Deploy the templates of `cdk deploy` to an emulator on this machine, with executors as containers, until Ctrl-C."""
+    from sandfleet.localstack import terminal
+    from sandfleet.localstack.commands import deploy_local as command
+
+    terminal.run(command.deploy_local(root, _project(project), size))
+
+
 @app.command()
 def demo(root: Root = ROOT) -> None:
     """Start a stack, let the example agent solve a task in its sandbox, and stop it all again."""

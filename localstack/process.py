@@ -56,10 +56,10 @@ def free_port() -> int:
     raise LocalStackError(f"All TCP ports of 127.0.0.1 from {_PORTS.start} to {_PORTS.stop - 1} are taken.")
 
 
-async def tcp_answers(port: int) -> bool:
-    """Whether something accepts connections on this port of 127.0.0.1."""
+async def tcp_answers(port: int, address: str = "127.0.0.1") -> bool:
+    """Whether something accepts connections on this port of an address."""
     try:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        _, writer = await asyncio.open_connection(address, port)
     except OSError:
         return False
     writer.close()

@@ -43,24 +43,6 @@ async def start_servers(
     name = f"sandfleet-{supervisor.instance}"
     region = given.get("AWS_REGION") or given.get("AWS_DEFAULT_REGION") or "us-east-1"
 
-    async def database() -> tuple[str, str | None]:
-        if url := given.get("DATABASE_URL"):
-            return url, None
-        admin_url = await start_postgres(supervisor)
-        async with await psycopg.AsyncConnection.connect(admin_url, autocommit=True) as connection:
-            found = await connection.execute("select 1 from pg_database where datname = %s", (DATABASE,))
-            if await found.fetchone() is None:
-                await connection.execute(sql.SQL("create database {}").format(sql.Identifier(DATABASE)))
-        say("PostgreSQL is ready")
-        return database_url(admin_url, DATABASE), admin_url
-
-    async def redis() -> str:
-        if url := given.get("REDIS_URL"):
-            return url
-        url = await start_redis(supervisor)
-        say("Redis is ready")
-        return url
-
     async def sqs() -> tuple[str, dict[str, str]]:
         urls: dict[str, str] = {}
 
@@ -76,8 +58,36 @@ async def start_servers(
         say("SQS and S3 are ready")
         return endpoint, urls
 
-    (url, admin_url), redis_url, (endpoint, urls) = await parallel(database(), redis(), sqs())
+    (url, admin_url), redis_url, (endpoint, urls) = await parallel(
+        database_server(supervisor, given, say), redis_server(supervisor, given, say), sqs()
+    )
     return Servers(url, admin_url, redis_url, endpoint, region, urls, name)
+
+
+async def database_server(
+    supervisor: Supervisor, env: Mapping[str, str], say: Callable[[str], None] = lambda _: None
+) -> tuple[str, str | None]:
+    """The database that ``DATABASE_URL`` names and None, or one of a server started here and the URL of its administrator."""
+    if url := env.get("DATABASE_URL"):
+        return url, None
+    admin_url = await start_postgres(supervisor)
+    async with await psycopg.AsyncConnection.connect(admin_url, autocommit=True) as connection:
+        found = await connection.execute("select 1 from pg_database where datname = %s", (DATABASE,))
+        if await found.fetchone() is None:
+            await connection.execute(sql.SQL("create database {}").format(sql.Identifier(DATABASE)))
+    say("PostgreSQL is ready")
+    return database_url(admin_url, DATABASE), admin_url
+
+
+async def redis_server(
+    supervisor: Supervisor, env: Mapping[str, str], say: Callable[[str], None] = lambda _: None
+) -> str:
+    """The URL that ``REDIS_URL`` names, or that of a server started here."""
+    if url := env.get("REDIS_URL"):
+        return url
+    url = await start_redis(supervisor)
+    say("Redis is ready")
+    return url
 
 
 def database_url(url: str, name: str) -> str:

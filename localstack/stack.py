@@ -25,7 +25,8 @@ from sandfleet.localstack.dev_file import StackInfo
 from sandfleet.localstack.engine import Sandboxing, choose_sandboxing, ensure_nft
 from sandfleet.localstack.leftovers import INSTANCE_VARIABLE, LABEL
 from sandfleet.localstack.parallel import parallel, uninterrupted
-from sandfleet.localstack.process import LocalStackError, Process, free_port, tcp_answers
+from sandfleet.localstack.process import LocalStackError, Process, free_port
+from sandfleet.localstack.provider import start_provider
 from sandfleet.localstack.sandbox_templates import TRIAL_LABELS, templates_of, templates_path
 from sandfleet.localstack.servers import Servers, start_servers
 from sandfleet.localstack.supervisor import Supervisor
@@ -103,7 +104,7 @@ class Stack:
             self._say(f"Removed what a killed stack left: {', '.join(removed)}")
         self.dev_json.unlink(missing_ok=True)
         servers, (sandboxing, provider_port) = await parallel(
-            self._start_servers(), parallel(self._prepare_sandboxes(), self._start_provider())
+            self._start_servers(), parallel(self._prepare_sandboxes(), start_provider(self.supervisor))
         )
         api_key = await self._migrate(servers.database_url)
         host_socket = self.supervisor.run_dir / "host.sock"
@@ -209,19 +210,6 @@ class Stack:
             against = await refusals(engine, list(templates.templates.values()), TRIAL_LABELS)
         if against:
             raise LocalStackError("\n".join(against.values()))
-
-    async def _start_provider(self) -> int:
-        def provider(port: int) -> Process:
-            return Process(
-                name="provider",
-                argv=[sys.executable, "-P", "-m", "sandfleet.loadtest.provider", "--port", str(port)],
-                env=self.supervisor.base_env(),
-                cwd=self.root,
-                log=self.supervisor.logs / "provider.log",
-                ready=lambda: tcp_answers(port),
-            )
-
-        return await self.supervisor.start_on_port(provider)
 
     async def _migrate(self, database_url: str) -> str:
         """Bring the database to the newest schema and return a key that is good for it."""

@@ -59,7 +59,8 @@ class Settings(BaseSettings):
     )
     aws_endpoint_url: str | None = Field(
         None,
-        validation_alias=AliasChoices("AWS_ENDPOINT_URL", "SANDFLEET_AWS_ENDPOINT_URL"),
+        # Ours first: an emulator sets the other one for its tasks, to an address of its own.
+        validation_alias=AliasChoices("SANDFLEET_AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL"),
         description="Endpoint of an AWS emulator; empty means AWS itself.",
     )
     aws_region: str = Field(

@@ -2,9 +2,10 @@
 ARG BASE=python:3.13-slim
 FROM ${BASE}
 COPY site /opt/sandfleet
+# Compiled once here instead of at each start of a task whose root is read-only; the project for itself, since it changes most.
+RUN python3 -m compileall -q -j 0 /opt/sandfleet || true
 COPY project /srv/project
-# Compiled once here instead of at each start of a task whose root is read-only.
-RUN python3 -m compileall -q -j 0 /opt/sandfleet /srv/project || true
+RUN python3 -m compileall -q /srv/project || true
 ENV PYTHONPATH=/opt/sandfleet PYTHONUNBUFFERED=1
 WORKDIR /srv/project
 # Where ECS mounts a volume for a process that may write nowhere else: a new one takes owner and mode from here, and without
