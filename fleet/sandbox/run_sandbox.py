@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from sandfleet.fleet.sandbox import metrics
 from sandfleet.fleet.sandbox.attached import AttachedCommand
 from sandfleet.fleet.sandbox.client import SandboxClient
-from sandfleet.fleet.sandbox.errors import NoSandbox, OperationRefused, SandboxLost
+from sandfleet.fleet.sandbox.errors import NoSandbox, OperationRefused, SandboxLost, TemplateUnavailable
 from sandfleet.fleet.sandbox.files import SandboxFiles
 from sandfleet.fleet.sandbox.hosts import Hosts, Placed
 from sandfleet.fleet.sandbox.processes import SandboxProcesses
@@ -349,19 +349,26 @@ class RunSandbox:
         """A host that has a sandbox for the run, and its answer."""
         begun = time.monotonic()
         refused: set[str] = set()
+        full: NoRoom | None = None
+        unable: TemplateUnavailable | None = None
         while True:
             try:
                 placed = await self._hosts.place(self.fence, self._template, refused, self._sign_token)
                 self._placed, self._used = placed, True  # also when the answer is lost
                 return placed, await self._acquire_at(placed, begun + _HOST_PATIENCE_S)
             except _Refused as refusal:
+                if isinstance(refusal.why, NoRoom):
+                    full = refusal.why
+                elif isinstance(refusal.why, TemplateUnavailable):
+                    unable = refusal.why
                 if refusal.host_id not in refused:
                     refused.add(refusal.host_id)
                     continue
                 if not isinstance(refusal.why, NoRoom):  # and there is no other host
                     raise refusal.why from None
-                full = refusal.why
             except NoRoom as error:
+                if unable is not None and full is None:  # to wait for room would help nobody
+                    raise unable from None
                 full = error
             except HostUnavailable:
                 if time.monotonic() > begun + _HOST_PATIENCE_S:
@@ -371,17 +378,22 @@ class RunSandbox:
             if time.monotonic() > begun + _ROOM_PATIENCE_S:
                 if self._wait_for_room is not None:
                     await self._wait_for_room()
+                assert full is not None
                 raise full
             refused.clear()
+            full = unable = None
             await asyncio.sleep(_HOST_PAUSE_S)
 
     async def _acquire_at(self, placed: Placed, patient_until: float) -> dict[str, Any]:
-        """Ask one host. Raises _Refused if it has no room, or does not answer for as long as there is patience."""
+        """Ask one host. Raises _Refused if it has no room, cannot make the template, or does not answer for as long as there is
+        patience."""
         while True:
             try:
                 return await self._signed_once(
                     placed.client, lambda client, token: client.acquire(token, self._template)
                 )
+            except TemplateUnavailable as error:
+                raise _Refused(placed.host_id, error) from error
             except HostUnavailable as error:
                 if isinstance(error, NoRoom) or time.monotonic() > patient_until:
                     raise _Refused(placed.host_id, error) from error
@@ -418,9 +430,9 @@ class _Replaced(SandboxLost):
 
 
 class _Refused(Exception):
-    """A host has no room, or does not answer."""
+    """A host has no room, does not answer, or cannot make the template."""
 
-    def __init__(self, host_id: str, why: HostUnavailable) -> None:
+    def __init__(self, host_id: str, why: HostUnavailable | TemplateUnavailable) -> None:
         super().__init__(host_id)
         self.host_id = host_id
         self.why = why

@@ -131,7 +131,7 @@ _RULES = {
         "",
         f"""select run_id, 'it has waited longest, and ' || room || ' has room' from (
               select p.*, choice.host_id as room from placements p join runs r using (tenant, user_id, run_id) left join lateral (
-                select h.host_id from open_hosts() h where host_fits(h, p.memory, p.pids) limit 1) choice on true
+                select h.host_id from open_hosts() h where host_takes(h, p.template, p.memory, p.pids) limit 1) choice on true
               where p.host_id is null and r.gate = 'room' order by p.placed_at limit 1) head
             where placed_at < {_IN_TIME} and room is not null""",
     ),

@@ -1,4 +1,5 @@
-"""Which host a run's sandbox is on, and runs that wait for room on one. ``db/versions/0001_placements.sql`` has the rules."""
+"""Which host a run's sandbox is on, and runs that wait for room on one. ``db/versions/0008_hosts_that_can.sql`` and
+``0001_placements.sql`` have the rules."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -95,36 +96,41 @@ class Waiting(NamedTuple):
     """A run that waits for room: what it needs, and whether it has waited for so long that others make way."""
 
     key: RunKey
-    memory: int
-    pids: int
+    need: Need
     starving: bool
 
 
 async def waiting_for_room(connection: Connection, limit: int) -> list[Waiting]:
     """Those that room is given to, in this order: who has waited for a minute by time, then the fair order."""
     cursor = await connection.execute(
-        """select p.tenant, p.user_id, p.run_id, p.memory, p.pids, w.starving
+        """select p.tenant, p.user_id, p.run_id, p.template, p.memory, p.pids, w.starving
            from placements p join runs r using (tenant, user_id, run_id),
              lateral (select p.placed_at < clock_timestamp() - make_interval(secs => %s) as starving) w
            where p.host_id is null and r.gate = 'room'
            order by w.starving desc, case when w.starving then p.placed_at end, r.class, r.vtime, r.seq limit %s""",
         (STARVING_S, limit),
     )
-    return [Waiting(RunKey(*row[:3]), *row[3:]) for row in await cursor.fetchall()]
+    return [Waiting(RunKey(*row[:3]), Need(*row[3:6]), row[6]) for row in await cursor.fetchall()]
 
 
-async def give_room(connection: Connection, key: RunKey) -> tuple[str, ReadyRuns]:
-    """Give a waiting run its place: ``done``, ``full``, or ``gone`` if it waits no more; and the runs that became ready."""
-    cursor = await connection.execute("select * from give_room(%s, %s, %s)", key)
+async def give_room(connection: Connection, key: RunKey, kept: Sequence[str]) -> tuple[str, ReadyRuns]:
+    """Give a waiting run its place: ``done``, ``full``, or ``gone`` if it waits no more; and the runs that became ready.
+
+    ``kept`` are hosts whose room is kept for somebody else.
+    """
+    cursor = await connection.execute(
+        "select * from give_room(%s, %s, %s, %s::text[])", (*key, list(kept))
+    )
     rows = await cursor.fetchall()
     return rows[0][0], ready_by_pool((pool, count) for _, pool, count in rows)
 
 
-async def could_ever_fit(connection: Connection, waiting: Waiting) -> bool:
-    """Whether a host is large enough for it once others have ended."""
+async def hosts_that_could(connection: Connection, need: Need) -> list[str]:
+    """Hosts that are large enough for a sandbox once others have ended."""
     cursor = await connection.execute(
-        "select exists (select 1 from open_hosts() where memory >= %s and pids >= %s)",
-        (waiting.memory, waiting.pids),
+        """select h.host_id from open_hosts() h
+           where host_makes(h, %(template)s) and h.memory >= %(memory)s and h.pids >= %(pids)s
+             and (h.disk is null or h.disk >= host_disk_need(h, %(template)s))""",
+        need._asdict(),
     )
-    row = await cursor.fetchone()
-    return row is not None and bool(row[0])
+    return [row[0] for row in await cursor.fetchall()]

@@ -36,7 +36,7 @@ from sandfleet.shared.store.expiry import (
     forget_operations,
     forget_silent,
 )
-from sandfleet.shared.store.placements import could_ever_fit, give_room, waiting_for_room
+from sandfleet.shared.store.placements import Need, give_room, hosts_that_could, waiting_for_room
 from sandfleet.shared.store.ready import ReadyRuns, ready_by_pool
 from sandfleet.shared.store.suspects import deaths_that_end
 from sandfleet.shared.store.threads import lock
@@ -336,17 +336,22 @@ async def _fill_slots(connection: Connection, report: _Report) -> int:
 
 async def _give_room(connection: Connection, report: _Report) -> int:
     """Give room that hosts have to runs that wait for it."""
-    refused: list[tuple[int, int]] = []  # what found no room; what needs more finds none either
+    refused: list[Need] = []  # what found no room; what needs more finds none either
+    kept: list[str] = []
     given = 0
     for waiting in await waiting_for_room(connection, BATCH):
-        if any(waiting.memory >= memory and waiting.pids >= pids for memory, pids in refused):
+        if any(_as_large(waiting.need, other) for other in refused):
             continue
         async with _tolerant(connection):
-            outcome, ready = await give_room(connection, waiting.key)
+            outcome, ready = await give_room(connection, waiting.key, kept)
             report.ready.extend(ready.items())
             given += outcome == "done"
             if outcome == "full":
-                refused.append((waiting.memory, waiting.pids))
-                if waiting.starving and await could_ever_fit(connection, waiting):
-                    break  # room is kept for it
+                refused.append(waiting.need)
+                if waiting.starving:
+                    kept.extend(await hosts_that_could(connection, waiting.need))
     return given
+
+
+def _as_large(need: Need, other: Need) -> bool:
+    return need.template == other.template and need.memory >= other.memory and need.pids >= other.pids

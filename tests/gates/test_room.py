@@ -4,6 +4,7 @@ import asyncio
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from sandfleet.shared.db.pool import open_pool
 from sandfleet.shared.ids import Owner, RunKey, graph_assistant_id, new_id
@@ -27,12 +28,25 @@ class Fleet:
         self.database = database
         self.connection = connection
 
-    async def host(self, name, most, *, memory=1 << 40, remote="http://x:1", draining=False, silent_s=0.0):
+    async def host(
+        self,
+        name,
+        most,
+        *,
+        memory=1 << 40,
+        remote="http://x:1",
+        draining=False,
+        silent_s=0.0,
+        templates=None,
+        disk=None,
+    ):
+        """``templates``: what it says it makes, with the bytes of disk that each takes; None: it says nothing of them."""
+        offers = None if templates is None else Jsonb({name: {"disk": size} for name, size in templates.items()})
         await self.connection.execute(
             "insert into hosts (host_id, instance, address, remote, backend, room, sandboxes, memory, pids, most,"
-            " memory_taken, pids_taken, draining, heartbeat_at) values (%s, 'i', 'unix:x', %s, 'docker', 0, 0, %s, 1000000,"
-            " %s, 0, 0, %s, clock_timestamp() - make_interval(secs => %s))",
-            (name, remote, memory, most, draining, silent_s),
+            " memory_taken, pids_taken, draining, heartbeat_at, templates, disk, disk_taken) values (%s, 'i', 'unix:x', %s,"
+            " 'docker', 0, 0, %s, 1000000, %s, 0, 0, %s, clock_timestamp() - make_interval(secs => %s), %s, %s, 0)",
+            (name, remote, memory, most, draining, silent_s, offers, disk),
         )
 
     async def runs(self, count, tenant="acme"):
@@ -316,3 +330,63 @@ async def test_waiting_and_leases_survive_a_crash_between_the_two(fleet):
     (again,) = await fleet.claim(1)
     await finish(fleet.connection, first, END)
     assert (await fleet.place(again)).host_id == "a"
+
+
+OPEN = Need("open", MIB, 1)
+
+
+async def test_a_run_goes_to_a_host_that_makes_its_template(fleet):
+    """Though another is emptier, and nearer. Red when only room counts: the run's first tool call fails each time."""
+    await fleet.host("own", 9, memory=4096 * MIB, templates={"default": 0})
+    await fleet.host("able", 9, memory=1024 * MIB, templates={"default": 0, "open": 0})
+    one, two = await fleet.runs(2)
+    assert (await fleet.place(one, OPEN, own="own")).host_id == "able"
+    assert (await fleet.place(two, own="own")).host_id == "own"
+
+
+async def test_a_run_waits_for_a_host_that_makes_its_template(fleet):
+    """While that one is full or silent for a moment. Red when it is given room that it cannot use, or when one that waits so
+    stands in the way of others for the room of hosts that are no use to it."""
+    await fleet.host("unable", 2, templates={"default": 0})
+    await fleet.host("able", 1, templates={"default": 0, "open": 0})
+    first, second, third, fourth, fifth = await fleet.runs(5)
+    assert (await fleet.place(first, OPEN)).host_id == "able"
+    await fleet.wait_for_room(second, OPEN)
+    assert [(await fleet.place(fence)).host_id for fence in (third, fourth)] == ["unable"] * 2
+    await fleet.wait_for_room(fifth)
+    await fleet.connection.execute(
+        "update placements set placed_at = placed_at - interval '61 s' where template = 'open' and host_id is null"
+    )
+    await fleet.sweep()
+    assert await fleet.hosts_of([second, fifth]) == [None, None]
+    await fleet.healthy()
+    await finish(fleet.connection, third, END)
+    await fleet.sweep()
+    assert await fleet.hosts_of([second, fifth]) == [None, "unable"]
+    await fleet.connection.execute("update hosts set heartbeat_at = heartbeat_at - interval '11 s' where host_id = 'able'")
+    await finish(fleet.connection, first, END)
+    await fleet.sweep()
+    assert await fleet.hosts_of([second]) == [None], "it is silent for a moment"
+    await fleet.connection.execute("update hosts set heartbeat_at = clock_timestamp()")
+    await fleet.sweep()
+    assert await fleet.hosts_of([second]) == ["able"]
+
+
+async def test_if_no_host_makes_a_template_one_of_them_says_why(fleet):
+    """Red when the run waits for a host that may never come, and nobody hears of the reason."""
+    await fleet.host("unable", 9, templates={"default": 0})
+    (one,) = await fleet.runs(1)
+    assert (await fleet.place(one, OPEN)).host_id == "unable"
+
+
+async def test_workspaces_on_disk_are_never_promised_more_than_there_is(fleet):
+    """Red when disk is not counted, or an empty host takes more of it than it has."""
+    await fleet.host("a", 100, disk=10 * MIB, templates={"default": 0, "open": 4 * MIB, "vast": 11 * MIB})
+    fences = await fleet.runs(6)
+    assert (await fleet.place(fences[0], Need("vast", MIB, 1))).outcome == "full"
+    outcomes = [(await fleet.place(fence, OPEN)).outcome for fence in fences[1:4]]
+    assert outcomes == ["placed", "placed", "full"]
+    assert (await fleet.place(fences[4])).outcome == "placed", "one in memory takes none"
+    await finish(fleet.connection, fences[1], END)
+    await fleet.connection.execute("update hosts set disk_taken = %s", (8 * MIB,))
+    assert (await fleet.place(fences[5], OPEN)).outcome == "full", "the host has not removed it yet"
