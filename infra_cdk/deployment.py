@@ -1,9 +1,13 @@
 """What a deployment is to be: the context of ``cdk.json`` and of ``cdk -c key=value``, validated."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.alias_generators import to_camel
@@ -12,6 +16,8 @@ from sandfleet.infra_cdk.sizes import SIZES, Size
 
 ROOT = Path(__file__).resolve().parent.parent
 """The repository: paths in the context are relative to it."""
+TEMPLATES: Final = "sandfleet.toml"
+"""The file with the sandbox templates, beside ``langgraph.json``."""
 
 
 class WrongContext(Exception):
@@ -163,6 +169,16 @@ class Deployment(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _templates(self) -> Self:
+        path = self.project.parent / TEMPLATES
+        if path.is_file():
+            settings = tuple(sorted({**self.environment, **self.settings}.items()))
+            said = _wrong_templates(self.project, path.read_bytes(), self.graphs, settings)
+            if said:
+                raise ValueError(said)
+        return self
+
     @property
     def graphs(self) -> tuple[str, ...]:
         """The graphs' ids, in the project's order."""
@@ -215,6 +231,17 @@ class Deployment(BaseModel):
     def protected(self) -> bool:
         """Whether what holds data refuses to be deleted."""
         return self.kept if self.protect is None else self.protect
+
+
+@cache
+def _wrong_templates(
+    project: Path, _content: bytes, graphs: tuple[str, ...], settings: tuple[tuple[str, str], ...]
+) -> str:
+    """What ``sandfleet templates`` would say against the file beside a project; empty: nothing."""
+    env = {"PATH": os.environ.get("PATH", ""), **dict(settings), "SANDFLEET_PROJECT": str(project)}
+    argv = [sys.executable, "-P", "-m", "sandfleet.shared.check_templates", *graphs]
+    checked = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    return checked.stderr.strip() if checked.returncode else ""
 
 
 def read_deployment(context: Mapping[str, Any]) -> Deployment:

@@ -12,13 +12,12 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_secretsmanager as secretsmanager
 from constructs import Construct
 
-from sandfleet.infra_cdk.deployment import ROOT, Deployment
+from sandfleet.infra_cdk.deployment import ROOT, TEMPLATES, Deployment
 from sandfleet.infra_cdk.emulated import Emulator
 from sandfleet.infra_cdk.executors import DRAIN_GRACE_S, PROJECT, STOP_S, executor_environment
 from sandfleet.infra_cdk.image import Image
 from sandfleet.infra_cdk.logs import log_group
 from sandfleet.infra_cdk.network import HOST_PORT, Network, private
-from sandfleet.infra_cdk.packaging import TEMPLATES
 from sandfleet.infra_cdk.sizes import Size
 from sandfleet.infra_cdk.telemetry import COMMAND, CONFIG, Telemetry
 

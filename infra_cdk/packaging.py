@@ -12,12 +12,10 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
 
-from sandfleet.infra_cdk.deployment import ROOT, Deployment, WrongContext
+from sandfleet.infra_cdk.deployment import ROOT, TEMPLATES, Deployment, WrongContext
 
 BUILD = ROOT / "build" / "deploy"
-TEMPLATES: Final = "sandfleet.toml"
 
 _SERVICES = frozenset({"autoscaling", "cloudwatch", "ecs", "s3", "sqs", "sts"})
 """What Lambdas call through botocore's clients."""

@@ -195,8 +195,8 @@ def simulate(
 def sandbox_bench(
     root: Root = ROOT,
     parts: Annotated[
-        str, typer.Option(help="Of exec, acquire, idle and runs, with commas.")
-    ] = "exec,acquire,idle,runs",
+        str, typer.Option(help="Of exec, acquire, idle, kill and runs, with commas.")
+    ] = "exec,acquire,idle,kill,runs",
     most: Annotated[int, typer.Option(help="Sandboxes at once at most.")] = 300,
     swe_rex: Annotated[
         Path | None, typer.Option(help="An environment with swe-rex and aiohttp, to measure it beside.")

@@ -33,7 +33,7 @@ from sandfleet.localstack.supervisor import Supervisor
 from sandfleet.shared.ids import Owner
 from sandfleet.shared.store.api_keys import create_key, hash_key
 
-_SAVE_S = 40.0  # for a host that stops: its workspaces are kept, its sandboxes removed
+_REMOVE_S = 20.0  # for a host that stops: its sandboxes are removed
 OWNER = Owner("local", "developer")
 # Set but empty, these mean the same as not set: embedded servers, the scripted provider.
 _EMPTY_IS_UNSET = ("DATABASE_URL", "REDIS_URL", "AWS_ENDPOINT_URL", "SANDFLEET_MODEL")
@@ -305,9 +305,10 @@ class Stack:
             return True
 
         socket.unlink(missing_ok=True)
-        env = {"SANDFLEET_HOST_DRAIN_GRACE_S": "5", **self._service_env(), **self._metrics("host")}
-        grace_s = float(env["SANDFLEET_HOST_DRAIN_GRACE_S"])
-        return self._python("host", "sandfleet.fleet.host", env, ready, stop_timeout_s=grace_s + _SAVE_S)
+        own = {"SANDFLEET_HOST_DRAIN_GRACE_S": "5", "SANDFLEET_HOST_SAVE_S": "20"}
+        env = {**own, **self._service_env(), **self._metrics("host")}
+        stop_s = sum(float(env[name]) for name in own)
+        return self._python("host", "sandfleet.fleet.host", env, ready, stop_timeout_s=stop_s + _REMOVE_S)
 
     def _python(
         self,

@@ -287,7 +287,10 @@ class Settings(BaseSettings):
     host_disk_bytes: int = Field(
         0,
         ge=0,
-        description="Sum of the workspaces on disk of a host's sandboxes; 0 means four times the size of its disk.",
+        description=(
+            "Sum of the workspaces on disk of a host's sandboxes; 0 means what the file system of SANDFLEET_HOST_DIR has free "
+            "at the start."
+        ),
     )
     warm_sandboxes: int = Field(
         0,
@@ -309,6 +312,11 @@ class Settings(BaseSettings):
     host_drain_grace_s: float = Field(
         60.0, ge=0, description="How long a sandbox host lets commands go on after SIGTERM."
     )
+    host_save_s: float = Field(
+        30.0,
+        ge=0,
+        description="How long a sandbox host may take after that to keep workspaces; what is not kept by then is lost.",
+    )
     network_pool: IPv4Network = Field(
         IPv4Network("10.253.240.0/20"),
         description="Private range of the networks of sandboxes with the policy egress, a /28 each; no route of the "
@@ -325,6 +333,9 @@ class Settings(BaseSettings):
     )
     snapshot_bytes: int = Field(
         256 * 1024 * 1024, ge=1024, description="Largest snapshot, compressed; what is larger is refused."
+    )
+    tenant_max_snapshots: int = Field(
+        1000, ge=0, description="Snapshots on request that a tenant may keep at once; more answers 429."
     )
     snapshot_keep_s: float = Field(7 * 24 * 3600.0, gt=0, description="How long a snapshot is kept.")
 

@@ -81,6 +81,11 @@ class Template(BaseModel):
     """Sandboxes that a host keeps ready for runs to come."""
 
     @property
+    def disk(self) -> int:
+        """Bytes of its host's disk that a sandbox may fill."""
+        return self.workspace if self.workspace_on == "disk" else 0
+
+    @property
     def tmp(self) -> int:
         """Size of /tmp in bytes."""
         return min(_TMP_BYTES, self.workspace)

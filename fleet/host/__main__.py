@@ -23,7 +23,8 @@ from sandfleet.fleet.host.bwrap_backend import BwrapBackend
 from sandfleet.fleet.host.capacity import Capacity
 from sandfleet.fleet.host.clock import DatabaseClock
 from sandfleet.fleet.host.docker_backend import DockerBackend
-from sandfleet.fleet.host.heartbeat import Heartbeat, HostAbout
+from sandfleet.fleet.host.drain import Drain
+from sandfleet.fleet.host.heartbeat import Heartbeat, HostAbout, deployment_of
 from sandfleet.fleet.host.labels import Owner, machine
 from sandfleet.fleet.host.own_folder import STATE, own_folder
 from sandfleet.fleet.host.reaper import Reaper
@@ -102,6 +103,8 @@ async def serve(config: Settings, instance: str) -> None:
         templates = read_templates(config)
         backend = make_backend(config, templates, instance)
         try:
+            if deployment := await deployment_of(config.database_url):
+                backend.belong_to(deployment)
             await backend.open()
             agent = AgentFiles(folder.parent / "agent")
             host_id = Owner.of_host(config, instance).host_id
@@ -159,6 +162,7 @@ async def _serve(
         access_log=None,
         shutdown_timeout=1.0,
     )
+    drain = Drain(registry, config.host_save_s)
     await registry.open()
     await runner.setup()
     loops = [
@@ -177,7 +181,7 @@ async def _serve(
         await asyncio.wait([*stopped, *loops], return_when=asyncio.FIRST_COMPLETED)
         if stop.is_set() and not leave.is_set():
             logger.info("sandbox host drains", extra={"sandboxes": len(registry)})
-            await _drain(config, registry, signals)
+            await _drain(config, drain, signals)
         for waiting in stopped:
             waiting.cancel()
         for loop in loops:
@@ -193,17 +197,18 @@ async def _serve(
             logger.info("sandbox host has left its sandboxes to the next one")
             os._exit(0)  # connections break as they are: what is under way goes on, and is followed again
         await runner.cleanup()
+        await drain.finish()
         await registry.close()
         await heartbeat.deregister()
         logger.info("sandbox host has stopped")
 
 
-async def _drain(config: Settings, registry: Registry, signals: tuple[asyncio.Event, asyncio.Event]) -> None:
+async def _drain(config: Settings, drain: Drain, signals: tuple[asyncio.Event, asyncio.Event]) -> None:
     """Let commands end; a second signal ends the wait."""
     for event in signals:
         event.clear()
     again = [asyncio.create_task(event.wait()) for event in signals]
-    draining = asyncio.create_task(registry.drain(config.host_drain_grace_s))
+    draining = asyncio.create_task(drain.run(config.host_drain_grace_s))
     await asyncio.wait([*again, draining], return_when=asyncio.FIRST_COMPLETED)
     for task in (*again, draining):
         task.cancel()

@@ -95,7 +95,7 @@ class Backend(Protocol):
         """Check that sandboxes can be started here. Raises SandfleetError with what to do about it."""
 
     def belong_to(self, deployment: str) -> None:
-        """What is made from now on belongs to this deployment."""
+        """What is made from now on belongs to this deployment; before `open` too, which makes things to try them."""
 
     async def others(self) -> list[Abandonable]:
         """What other hosts of the same deployment have made, and is still there."""
@@ -127,8 +127,8 @@ class Backend(Protocol):
     async def kill(self, handle: str) -> None:
         """Freeze and kill everything in the sandbox from outside; never raises for one that is gone."""
 
-    async def lend_cpu(self, handle: str, *, lend: bool) -> None:
-        """Let a sandbox use a whole CPU, or again only what its limits say; never raises."""
+    async def lend_cpu(self, handle: str, *, lend: bool) -> bool:
+        """Let a sandbox use a whole CPU, or again only what its limits say; false if that failed."""
 
     async def exhausted(self, handle: str) -> str | None:
         """Which limit a running sandbox has reached, in words; None when there is none, or nobody knows."""

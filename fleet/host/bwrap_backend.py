@@ -162,8 +162,8 @@ class BwrapBackend:
             with suppress(ProcessLookupError):
                 process.bwrap.kill()
 
-    async def lend_cpu(self, handle: str, *, lend: bool) -> None:
-        """It has no limit of CPU time to lift."""
+    async def lend_cpu(self, handle: str, *, lend: bool) -> bool:
+        return True  # it has no limit of CPU time to lift
 
     async def exhausted(self, handle: str) -> str | None:
         return None

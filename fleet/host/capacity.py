@@ -1,7 +1,6 @@
 """What a host's sandboxes may use up together: memory, process ids, disk, and how many they are."""
 
 import os
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -11,19 +10,20 @@ from sandfleet.shared.templates import Template
 
 # A sandbox's limit is what it may take, not what it takes: idle ones need 5 to 10 MiB and one process.
 _OVERCOMMIT = 4
+_NO_LIMIT = 2**62
 
 
 class Capacity(NamedTuple):
-    """Sums of the limits of sandboxes: memory in bytes, processes and threads, their number, and bytes of workspaces on disk."""
+    """Sums of the limits of sandboxes: memory in bytes, processes and threads, their number, and bytes on disk."""
 
     memory: int
     pids: int
     sandboxes: int
-    disk: int
+    disk: int = _NO_LIMIT
 
     @classmethod
     def of_host(cls, config: Settings) -> "Capacity":
-        """What the settings say, or else the machine's memory, process ids and disk four times overcommitted."""
+        """What the settings say, or else the machine's memory and process ids four times overcommitted, and all disk."""
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         kernel = Path("/proc/sys/kernel")
         pids = min(int((kernel / name).read_text()) for name in ("pid_max", "threads-max"))
@@ -31,7 +31,7 @@ class Capacity(NamedTuple):
             config.host_memory_bytes or _OVERCOMMIT * memory,
             config.host_pids or _OVERCOMMIT * pids,
             config.host_sandboxes,
-            config.host_disk_bytes or _OVERCOMMIT * _disk(config.host_dir.absolute()),
+            config.host_disk_bytes or _NO_LIMIT,
         )
 
     @classmethod
@@ -42,7 +42,7 @@ class Capacity(NamedTuple):
             sum(t.memory for t in made_of),
             sum(t.pids for t in made_of),
             len(made_of),
-            sum(map(_on_disk, made_of)),
+            sum(t.disk for t in made_of),
         )
 
     def plus(self, other: "Capacity") -> "Capacity":
@@ -50,21 +50,11 @@ class Capacity(NamedTuple):
         return Capacity(*(one + two for one, two in zip(self, other, strict=True)))
 
     def room(self, taken: "Capacity", template: Template) -> int:
-        """How many sandboxes of a template fit beside those that are there. A host takes at least one."""
+        """How many sandboxes of a template fit beside those that are there. A host takes at least one, if its disk does."""
         fit = min(
             (self.memory - taken.memory) // template.memory,
             (self.pids - taken.pids) // template.pids,
             self.sandboxes - taken.sandboxes,
-            *((self.disk - taken.disk) // need for need in (_on_disk(template),) if need),
         )
-        return max(0 if taken.sandboxes else 1, fit)
-
-
-def _on_disk(template: Template) -> int:
-    return template.workspace if template.workspace_on == "disk" else 0
-
-
-def _disk(folder: Path) -> int:
-    """Size of the file system that a folder is in, or is to be made in."""
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    return shutil.disk_usage(there).total
+        fit = max(0 if taken.sandboxes else 1, fit)
+        return min(fit, max(0, self.disk - taken.disk) // template.disk) if template.disk else fit

@@ -5,6 +5,7 @@ the engine for as long as it is mounted. So nothing can be left behind, whoever 
 """
 
 import asyncio
+import ctypes
 import errno
 import fcntl
 import os
@@ -25,10 +26,13 @@ _GET_FREE, _CONFIGURE = 0x4C82, 0x4C0A
 _CONFIG_BYTES, _FD_AT, _FLAGS_AT, _AUTOCLEAR = 304, 0, 60, 4
 _ATTEMPTS = 100  # somebody else may take the device that the kernel has named
 _MAKE_TIMEOUT_S = 60.0
+_NO_ROOM = "The disk of this host has no room for a workspace of {} MiB."
 _SPARE = 0.02  # of a file system, which must stay free when another sandbox may fill all that it may have
 
-MOUNT_OPTIONS = "nosuid,nodev,discard,noinit_itable"
-"""What is deleted inside is given back to the machine, and nothing is written that nobody has written."""
+MOUNT_OPTIONS = "nosuid,nodev,noinit_itable"
+"""Nothing is written that nobody has written. No ``discard``: what is deleted inside stays reserved for the workspace."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class DiskUnavailable(SandfleetError):
@@ -37,16 +41,20 @@ class DiskUnavailable(SandfleetError):
     code = "disk_unavailable"
 
 
+def free_bytes(folder: Path) -> int:
+    """What workspaces may still take of the file system of ``folder``, so that some of it stays free."""
+    usage = shutil.disk_usage(folder)
+    return max(0, int(usage.free - _SPARE * usage.total))
+
+
 @asynccontextmanager
 async def workspace(folder: Path, size: int, inodes: int, uid: int) -> AsyncIterator[str]:
     """The path of a loop device with an empty file system of ``size`` bytes that belongs to ``uid``. It is there for as long as
-    this lasts, and then for as long as somebody has it mounted. The file is in the file system of ``folder``.
+    this lasts, and then for as long as somebody has it mounted. The file is in the file system of ``folder``, and has all of its
+    space from the beginning: whatever others write, what was promised is there, and no more is ever taken.
 
-    Raises NoRoom when its disk could not hold it, and DiskUnavailable.
+    Raises NoRoom when its disk cannot hold it, and DiskUnavailable.
     """
-    usage = shutil.disk_usage(folder)
-    if usage.free < size + _SPARE * usage.total:
-        raise NoRoom(f"The disk of this host has no room for a workspace of {size // 2**20} MiB.")
     making = asyncio.ensure_future(asyncio.to_thread(_Device.make, folder, size, inodes, uid))
     try:
         device = await asyncio.shield(making)
@@ -68,9 +76,13 @@ class _Device:
     def make(cls, folder: Path, size: int, inodes: int, uid: int) -> Self:
         try:
             with tempfile.TemporaryFile(dir=folder) as file:
-                file.truncate(size)
+                _reserve(file.fileno(), size)
+                if not free_bytes(folder):
+                    raise NoRoom(_NO_ROOM.format(size // 2**20))
                 path, held = _attach(file)
         except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise NoRoom(_NO_ROOM.format(size // 2**20)) from error
             raise DiskUnavailable(f"no loop device can be used ({error})") from error
         try:
             options = f"root_owner={uid}:{uid},lazy_itable_init=1,nodiscard"
@@ -84,6 +96,13 @@ class _Device:
 
     def close(self) -> None:
         self._held.close()
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    """Let a new file take ``size`` bytes of its disk. Not os.posix_fallocate: where that cannot be done it writes them all."""
+    if _libc.fallocate(descriptor, 0, ctypes.c_int64(0), ctypes.c_int64(size)):
+        number = ctypes.get_errno()
+        raise OSError(number, f"no space can be reserved: {os.strerror(number)}")
 
 
 def _attach(file: Any) -> tuple[str, BinaryIO]:

@@ -129,7 +129,7 @@ class DockerBackend:
         if not names:
             return
         try:
-            await self._networks.open(_name(f"trial-{secrets.token_hex(4)}", None))
+            await self._networks.open(_name(f"trial-{secrets.token_hex(4)}", None), self._whose.of_all())
         except NetworkRefused as error:
             for name in names:
                 self.refused[name] = f'Template {name!r} has network = "egress", but {error.message}.'
@@ -334,14 +334,17 @@ class DockerBackend:
             with suppress(SandfleetError):
                 await self._engine.call("POST", f"/containers/{handle}/{call}")
 
-    async def lend_cpu(self, handle: str, *, lend: bool) -> None:
+    async def lend_cpu(self, handle: str, *, lend: bool) -> bool:
         limits = self._made.get(handle)
         if limits is not None and limits.cpus < 1:
             cpus = 1.0 if lend else limits.cpus
-            with suppress(SandfleetError):
+            try:
                 await self._engine.call(
                     "POST", f"/containers/{handle}/update", body={"NanoCpus": int(cpus * 1e9)}
                 )
+            except SandfleetError:
+                return False
+        return True
 
     async def exhausted(self, handle: str) -> str | None:
         once = {"stream": "false", "one-shot": "true"}
@@ -350,7 +353,12 @@ class DockerBackend:
             return None
         with suppress(SandfleetError):
             stats = await self._engine.call("GET", f"/containers/{handle}/stats", params=once)
-            if stats["memory_stats"].get("usage", 0) >= _FULL * limits.memory:
+            memory = stats["memory_stats"]
+            # Of files on a disk the kernel keeps as much as there is room for, and gives it back.
+            cached = memory.get("stats", {}).get("inactive_file", 0) + memory.get("stats", {}).get(
+                "active_file", 0
+            )
+            if memory.get("usage", 0) - cached >= _FULL * limits.memory:
                 return f"memory ({limits.memory // 2**20} MiB)"
         return None
 

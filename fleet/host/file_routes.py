@@ -11,7 +11,7 @@ from sandfleet.fleet.host.asked import Body, Path, flag, integer, path, sandbox_
 from sandfleet.fleet.host.registry import Registry
 from sandfleet.fleet.sandbox_agent import wire
 
-_MAX_READ_BYTES = 1024 * 1024 * 1024
+_ALL = 2**62  # bytes of a file; windows bound what is in memory of it
 _PIECE_BYTES = 64 * 1024
 
 Pattern = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
@@ -69,8 +69,8 @@ class FileRoutes:
         ]
 
     async def _read(self, request: web.Request) -> web.StreamResponse:
-        offset = integer(request, "offset", 0, 2**62)
-        limit = integer(request, "limit", _MAX_READ_BYTES, _MAX_READ_BYTES)
+        offset = integer(request, "offset", 0, _ALL)
+        limit = integer(request, "limit", _ALL, _ALL)
         sandbox, fence = sandbox_of(self._registry, request)
         response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
         async with contextlib.aclosing(files.read(sandbox, fence, path(request), offset, limit)) as parts:

@@ -18,18 +18,21 @@ logger = logging.getLogger(__name__)
 PERIOD_S = 2.0
 _SHORTEST_S = 0.2
 _ANSWER_TIMEOUT_S = 10.0
+_FIRST_ANSWER_S = 5.0  # sandboxes wait for their host to come back
 
 _BEAT: LiteralString = """
     insert into hosts (host_id, instance, address, remote, backend, room, sandboxes, memory, pids, most, memory_taken,
-                       pids_taken, draining, templates, machine, folder, held)
+                       pids_taken, draining, templates, machine, folder, held, disk, disk_taken)
     values (%(host_id)s, %(instance)s, %(address)s, %(remote)s, %(backend)s, %(room)s, %(sandboxes)s, %(memory)s, %(pids)s,
-            %(most)s, %(memory_taken)s, %(pids_taken)s, %(draining)s, %(templates)s, %(machine)s, %(folder)s, %(held)s)
+            %(most)s, %(memory_taken)s, %(pids_taken)s, %(draining)s, %(templates)s, %(machine)s, %(folder)s, %(held)s,
+            %(disk)s, %(disk_taken)s)
     on conflict (host_id) do update set
         instance = excluded.instance, address = excluded.address, remote = excluded.remote, backend = excluded.backend,
         room = excluded.room, sandboxes = excluded.sandboxes, memory = excluded.memory, pids = excluded.pids,
         most = excluded.most, memory_taken = excluded.memory_taken, pids_taken = excluded.pids_taken,
         draining = excluded.draining, templates = excluded.templates, machine = excluded.machine,
-        folder = excluded.folder, held = excluded.held, heartbeat_at = clock_timestamp()
+        folder = excluded.folder, held = excluded.held, disk = excluded.disk, disk_taken = excluded.disk_taken,
+        heartbeat_at = clock_timestamp()
     returning extract(epoch from clock_timestamp())::float8, (select deployment_id::text from deployment)
 """
 # Whose sandboxes nobody needs here: what is over, and what has gone on on another host while this one was silent.
@@ -45,6 +48,21 @@ _OVER: LiteralString = """
         where s.tenant = held.tenant and s.user_id = held.user_id and s.sandbox_id = held.run_id
           and s.expires_at > clock_timestamp() and p.host_id = %(own)s)
 """
+
+
+async def deployment_of(database_url: str) -> str | None:
+    """Which deployment this is; None if PostgreSQL does not answer now."""
+    with suppress(psycopg.Error, OSError, TimeoutError):
+        async with (
+            asyncio.timeout(_FIRST_ANSWER_S),
+            await psycopg.AsyncConnection.connect(
+                database_url, autocommit=True, application_name="sandfleet-host"
+            ) as connection,
+        ):
+            cursor = await connection.execute("select deployment_id::text from deployment")
+            row = await cursor.fetchone()
+            return None if row is None else str(row[0])
+    return None
 
 
 class HostAbout(NamedTuple):
@@ -114,7 +132,7 @@ class Heartbeat:
             )
         asked_at = self._clock.local()
         self._registry.room_made.clear()
-        taken, most = self._registry.taken(), self._registry.capacity
+        taken, most = self._registry.taken(), self._registry.most()
         values = {
             **self._about._asdict(),
             "room": self._registry.room(),
@@ -124,6 +142,8 @@ class Heartbeat:
             "most": most.sandboxes,
             "memory_taken": taken.memory,
             "pids_taken": taken.pids,
+            "disk": most.disk,
+            "disk_taken": taken.disk,
             "draining": self._registry.draining,
             "templates": Jsonb(self._registry.offers()),
             "held": Jsonb([[k.tenant, k.user_id, str(k.run_id)] for k in self._registry.all_keys()]),

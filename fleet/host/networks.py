@@ -14,6 +14,7 @@ from typing import Any
 from sandfleet.fleet.host.engine import Engine, EngineError
 from sandfleet.fleet.host.firewall import BRIDGE_PREFIX, Firewall, FirewallError, bridges, held, hold
 from sandfleet.shared.errors import HostUnavailable, NoRoom, SandfleetError
+from sandfleet.shared.fault_points import reach
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +41,8 @@ class Networks:
         self._choosing = asyncio.Lock()
         self._rules: int | None = None
 
-    async def open(self, trial: str) -> None:
-        """Check that networks can be made here, and install the rules; makes and removes the network ``trial``.
+    async def open(self, trial: str, labels: dict[str, str]) -> None:
+        """Check that networks can be made here, and install the rules; makes and removes the network ``trial`` with these labels.
 
         Raises NetworkRefused, before anything was changed if the pool is in somebody's way.
         """
@@ -53,7 +54,8 @@ class Networks:
             await self._check_routes()
             self._rules = await hold()
             await self._firewall.ensure()
-            await self.create(trial, {})
+            await self.create(trial, labels)
+            reach("networks.trial")
             await self.remove(trial)
         except NetworkRefused:
             raise

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from sandfleet.fleet.host import metrics
+from sandfleet.fleet.host import disk, metrics
 from sandfleet.fleet.host.adoption import Adoptions
 from sandfleet.fleet.host.agent_files import AgentFiles
 from sandfleet.fleet.host.attempts import Attempts
@@ -32,8 +32,6 @@ _TEND_EVERY_S = 1.0
 _SWEEP_EVERY = 5  # of these
 _CUT_OFF = "This sandbox host is cut off from PostgreSQL and makes no new sandboxes."
 _STRAY_S = 180.0  # age of a folder that is no sandbox's; one that starts has up to a minute
-_DRAIN_LOOK_S = 0.1
-_SAVE_S = 20.0  # for the workspaces of a host that stops; what is not kept by then is lost
 
 
 class Acquired(NamedTuple):
@@ -99,15 +97,29 @@ class Registry:
         coming = [creation.template for creation in self._creating.values()]
         return Capacity.of([*made_of, *coming, *self._adoptions.made_of()])
 
+    def most(self) -> Capacity:
+        """What all sandboxes may take: of disk no more than those that are there have, and is free now."""
+        if not any(t.disk for t in self._templates.values()):
+            return self.capacity
+        held = self.taken().disk + sum(t.disk for t in self.warm.taken_by())
+        free = max(0, disk.free_bytes(self._folder) - self.snapshots.disk_bytes)
+        return self.capacity._replace(disk=min(self.capacity.disk, held + free))
+
     def room(self, template: str = DEFAULT) -> int:
         """How many more sandboxes of a template fit."""
-        return 0 if self.draining else self.capacity.room(self.taken(), self._templates[template])
+        return 0 if self.draining else self.most().room(self.taken(), self._templates[template])
 
     def offers(self) -> dict[str, dict[str, float]]:
-        """What sandboxes can be made of here, for those who choose a host: ``memory``, ``pids``, ``workspace`` and
-        ``lifetime_s``."""
+        """What sandboxes can be made of here, for those who choose a host: ``memory``, ``pids``, ``disk``,
+        ``workspace`` and ``lifetime_s``."""
         return {
-            t.name: {"memory": t.memory, "pids": t.pids, "workspace": t.workspace, "lifetime_s": t.lifetime_s}
+            t.name: {
+                "memory": t.memory,
+                "pids": t.pids,
+                "disk": t.disk,
+                "workspace": t.workspace,
+                "lifetime_s": t.lifetime_s,
+            }
             for t in self._templates.values()
             if t.name not in self._backend.refused
         }
@@ -137,6 +149,19 @@ class Registry:
     def all_keys(self) -> list[RunKey]:
         """Those, and the runs whose sandbox is being removed."""
         return [*self.keys(), *(sandbox.key for sandbox in self._doomed if sandbox.key is not None)]
+
+    def held(self) -> list[tuple[RunKey, Sandbox]]:
+        """The sandboxes that runs have now."""
+        return list(self._sandboxes.items())
+
+    @property
+    def creating(self) -> bool:
+        """Whether a sandbox is being made for a run, or is one of an earlier life that is not known yet."""
+        return bool(self._creating) or len(self._adoptions) > 0
+
+    async def settled(self) -> None:
+        """Wait until it is known which sandboxes of an earlier life are there."""
+        await self._adoptions.settled(*self._adoptions.keys())
 
     def admit(self, fence: Fence) -> None:
         """Note that this attempt spoke. StaleAttempt if a later one did before; what runs for earlier ones is killed.
@@ -220,7 +245,7 @@ class Registry:
 
     def _fits_beside_warm(self, template: Template) -> bool:
         taken, warm = self.taken(), Capacity.of(self.warm.taken_by())
-        return self.capacity.room(taken.plus(warm), template) > 0
+        return self.most().room(taken.plus(warm), template) > 0
 
     async def _create(self, fence: Fence, template: Template) -> Sandbox:
         start = time.monotonic()
@@ -381,17 +406,8 @@ class Registry:
             await asyncio.sleep(_TEND_EVERY_S)
             self._measure()
             now = time.monotonic()
-            over = {
-                key: s.template.lifetime_s
-                for key, s in self._sandboxes.items()
-                if now - s.born > s.template.lifetime_s
-            }
-            for key, lifetime_s in over.items():
-                logger.warning("sandbox beyond its lifetime", extra=_about(key))
-                await self.remove(key)
-                self._attempts.lose(
-                    key, f"The sandbox was lost: it reached its lifetime of {lifetime_s:.0f} s."
-                )
+            over = [(key, s) for key, s in self._sandboxes.items() if now - s.born > s.template.lifetime_s]
+            await asyncio.gather(*(self._end_over(key, sandbox) for key, sandbox in over))
             for key, sandbox in self._sandboxes.items():
                 limit_s = sandbox.template.idle_s
                 if limit_s is not None and sandbox.idle_s() > limit_s and key not in self._looking:
@@ -399,31 +415,46 @@ class Registry:
                     looker = asyncio.create_task(self._end_idle(key, sandbox), name=f"end idle {sandbox.id}")
                     self._background.add(looker)
                     looker.add_done_callback(self._background.discard)
-            for sandbox in list(self._doomed):
-                await self._destroy(sandbox)
+            await asyncio.gather(*(self._destroy(sandbox) for sandbox in list(self._doomed)))
             if number % _SWEEP_EVERY == 0:
                 with suppress(SandfleetError):
                     await self._sweep()
             self._attempts.forget_old(self.keys())
 
+    async def _end_over(self, key: RunKey, sandbox: Sandbox) -> None:
+        logger.warning("sandbox beyond its lifetime", extra=_about(key))
+        await self.remove(key)
+        limit_s = sandbox.template.lifetime_s
+        self._attempts.lose(key, f"The sandbox was lost: it reached its lifetime of {limit_s:.0f} s.")
+
     async def _end_idle(self, key: RunKey, sandbox: Sandbox) -> None:
         """End a sandbox that nobody has used for long, unless something runs in it. Its workspace is kept."""
-        asked, fence = sandbox.asked, Fence(key, self._attempts.highest(key))
+        asked, limit_s = sandbox.asked, sandbox.template.idle_s
         try:
-            if await sandbox.runs_something(fence):
-                return
-            if self.snapshots.kept:
-                await self.snapshots.take(sandbox, fence, "drain")
+            if not await sandbox.runs_something(Fence(key, self._attempts.highest(key))):
+                await self.end(
+                    key, sandbox, asked, f"The sandbox was ended: for {limit_s:g} s nobody had used it."
+                )
         except SandfleetError as error:
             logger.warning("idle sandbox not ended", extra={"sandbox": sandbox.id, "reason": error.code})
-            return
         finally:
             self._looking.discard(key)
-        if sandbox.asked == asked and self._sandboxes.get(key) is sandbox:
-            logger.info("idle sandbox ended", extra={"sandbox": sandbox.id, **_about(key)})
-            await self.remove(key)
-            limit_s = sandbox.template.idle_s
-            self._attempts.lose(key, f"The sandbox was ended: for {limit_s:g} s nobody had used it.")
+
+    async def end(self, key: RunKey, sandbox: Sandbox, asked: int, why: str) -> bool:
+        """Keep a sandbox's workspace, if there is a bucket, and remove it; its run hears ``why``. False if it is used meanwhile:
+        ``asked`` are the calls for it so far. Raises SandfleetError if its workspace cannot be kept."""
+        if self.snapshots.kept:
+            await self.keep_workspace(key, sandbox)
+        if sandbox.asked != asked or sandbox.busy or self._sandboxes.get(key) is not sandbox:
+            return False
+        logger.info("idle sandbox ended", extra={"sandbox": sandbox.id, **_about(key)})
+        await self.remove(key)
+        self._attempts.lose(key, why)
+        return True
+
+    async def keep_workspace(self, key: RunKey, sandbox: Sandbox) -> None:
+        """Take a snapshot for whoever has the run next. Raises SandfleetError."""
+        await self.snapshots.take(sandbox, Fence(key, self._attempts.highest(key)), "drain")
 
     async def open(self) -> None:
         """Begin to adopt the sandboxes that an earlier life of this host left, and remove the rest of it.
@@ -440,30 +471,20 @@ class Registry:
         if left:
             logger.info("adopts sandboxes", extra={"count": len(left)})
         await self._sweep()
-
-    async def drain(self, grace_s: float) -> None:
-        """Take nothing new, and wait until nothing is under way in any sandbox, or ``grace_s`` are over."""
-        self.draining = True
-        self.room_made.set()  # so that PostgreSQL hears of it soon
-        await asyncio.gather(self.warm.close(), self._idle(grace_s))
-
-    async def _idle(self, at_most_s: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(at_most_s):
-                await self._adoptions.settled(*self._adoptions.keys())
-                while self._creating or any(sandbox.busy for sandbox in self._sandboxes.values()):  # noqa: ASYNC110 - they tell nobody
-                    await asyncio.sleep(_DRAIN_LOOK_S)
+        self.capacity = self.most()
+        for template in self._templates.values():
+            if template.disk > self.capacity.disk:
+                reason = (
+                    f"Template {template.name!r} has a workspace of {template.disk // 2**20} MiB on disk, and this host gives "
+                    f"{self.capacity.disk // 2**20} MiB: make it smaller, or set SANDFLEET_HOST_DIR to a larger disk."
+                )
+                logger.error(reason)
+                self._backend.refused.setdefault(template.name, reason)
 
     async def leave(self) -> None:
         """Go without the sandboxes of runs: the next life of this host adopts them if it comes soon."""
         self.draining = True
         await self.warm.close()
-
-    async def _save(self, key: RunKey) -> None:
-        try:
-            await self.snapshot(Fence(key, self._attempts.highest(key)), "drain")
-        except SandfleetError as error:
-            logger.warning("workspace not kept", extra={**_about(key), "reason": error.code})
 
     async def _sweep(self) -> None:
         old = time.time() - _STRAY_S
@@ -474,14 +495,10 @@ class Registry:
         await self._backend.sweep(lambda: {path.name for path in self._folder.iterdir()})
 
     async def close(self) -> None:
-        """Keep all workspaces and remove everything; returns when no sandbox is left or the engine does not answer."""
+        """Remove everything; returns when no sandbox is left or the engine does not answer."""
         self.draining = True
         await self.warm.close()
-        await self._adoptions.settled(*self._adoptions.keys())
-        if self.snapshots.kept:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_SAVE_S):
-                    await asyncio.gather(*(self._save(key) for key in self._sandboxes))
+        await self.settled()
         await asyncio.gather(*(self.remove(key) for key in self.keys()))
         for sandbox in list(self._doomed):
             await self._destroy(sandbox)

@@ -35,6 +35,7 @@ _KILL_TIMEOUT_S = wire.KILL_AT_MOST_S + 2.0
 _SLOW_KILL_S = (
     1.5  # a kill that takes longer lacks CPU time: 200 processes die in 0.1 s where there is enough
 )
+_LEND_AGAIN_S = 1.0
 _COME_BACK_S = 20.0  # for an agent to find a host that was started again: it looks five times a second
 _NAME_AFTER_S = 1.0  # a burst of take-overs needs the engine and the CPUs for itself
 _LOOK_TIMEOUT_S = 30.0
@@ -365,7 +366,14 @@ class Sandbox:
         finally:
             self._slow_kills -= 1
             if not self._slow_kills:
-                await self._backend.lend_cpu(self.handle, lend=False)
+                await self._take_cpu_back()
+
+    async def _take_cpu_back(self) -> None:
+        """Until the engine has done it, somebody else kills slowly, or the sandbox goes: else it would keep a whole CPU."""
+        while not await self._backend.lend_cpu(self.handle, lend=False):
+            await asyncio.sleep(_LEND_AGAIN_S)
+            if self._slow_kills or self._removing:
+                return
 
     def _overdue(self, operation: Operation) -> None:
         """The command's time limit has passed by enough for the agent's own ladder."""

@@ -16,12 +16,14 @@ from psycopg_pool import PoolTimeout
 from sandfleet.fleet.host import workspace
 from sandfleet.fleet.host.bucket import Bucket
 from sandfleet.fleet.host.sandbox import Sandbox
-from sandfleet.fleet.sandbox.errors import SnapshotDamaged, SnapshotFailed, StaleAttempt
+from sandfleet.fleet.sandbox.errors import SnapshotDamaged, SnapshotFailed, StaleAttempt, TooManySnapshots
 from sandfleet.shared.db.pool import open_pool
 from sandfleet.shared.errors import HostUnavailable, SandfleetError
+from sandfleet.shared.fault_points import reach
 from sandfleet.shared.ids import Fence, RunKey, new_id
 from sandfleet.shared.settings import Settings
 from sandfleet.shared.store import snapshots
+from sandfleet.shared.store.placements import release
 from sandfleet.shared.store.turns import take_turn
 
 logger = logging.getLogger(__name__)
@@ -57,12 +59,19 @@ class Snapshots:
         """Whether there is a bucket to keep snapshots in."""
         return bool(self._settings.snapshot_bucket)
 
+    @property
+    def disk_bytes(self) -> int:
+        """What archives on their way may take of the host's disk."""
+        return _AT_ONCE * self._settings.snapshot_bytes if self.kept else 0
+
     async def take(self, sandbox: Sandbox, fence: Fence, reason: str) -> snapshots.Snapshot:
-        """Save the workspace; ``reason`` as `Snapshot` names them. The sandbox goes on. Raises SnapshotFailed; for
-        ``drain``, StaleAttempt if the sandbox is one that its run, or its owner, has left behind."""
+        """Save the workspace; ``reason`` as `Snapshot` names them. The sandbox goes on. Raises SnapshotFailed,
+        TooManySnapshots, and StaleAttempt if the sandbox is one that its run, or its owner, has left behind."""
         if not self.kept:
             raise SnapshotFailed("No snapshots are kept here: set SANDFLEET_SNAPSHOT_BUCKET.")
         config = self._settings
+        if reason == "request":
+            await self._check_number(fence.key.tenant)
         snapshot_id = new_id()
         key = "/".join(
             (quote(fence.key.tenant, safe=""), quote(fence.key.user_id, safe=""), f"{snapshot_id}.tar.zst")
@@ -82,16 +91,7 @@ class Snapshots:
             "content_bytes": packed.bytes,
             "skipped": packed.skipped,
         }
-        try:
-            async with self._database() as connection:
-                held = snapshots.Held(self._host_id, fence.attempt) if reason == "drain" else None
-                taken = await snapshots.record(connection, fence.key, values, config.snapshot_keep_s, held)
-            if taken is None:
-                raise StaleAttempt("This sandbox was left behind: there is a later one, with other files.")
-        except BaseException:
-            with suppress(SandfleetError):
-                await self._bucket.delete([key])  # nobody else knows of it
-            raise
+        taken = await self._recorded(fence, values)
         logger.info(
             "snapshot taken",
             extra={
@@ -102,6 +102,45 @@ class Snapshots:
             },
         )
         return taken
+
+    async def _check_number(self, tenant: str) -> None:
+        async with self._database() as connection:
+            most = await snapshots.full(connection, tenant, self._settings.tenant_max_snapshots)
+        if most is not None:
+            raise TooManySnapshots(
+                f"The tenant keeps {most} snapshots that were asked for, as many as it may. Delete one (DELETE /snapshots/ID), "
+                "or wait until one's time is over.",
+                retry_after_s=60,
+            )
+
+    async def _recorded(self, fence: Fence, values: dict[str, Any]) -> snapshots.Snapshot:
+        """Note a snapshot whose archive is stored. Unless PostgreSQL has it, the archive is removed."""
+        held = snapshots.Held(self._host_id, fence.attempt)
+        try:
+            async with self._database() as connection:
+                taken = await snapshots.record(
+                    connection, fence.key, values, self._settings.snapshot_keep_s, held
+                )
+                reach("snapshot.recorded")
+            if taken is None:
+                raise StaleAttempt("This sandbox was left behind: there is a later one, with other files.")
+        except BaseException as error:
+            with suppress(SandfleetError):
+                async with self._database() as connection:
+                    found = await snapshots.get(connection, fence.key.owner, values["snapshot_id"])
+                if found is not None and isinstance(error, SnapshotFailed):  # only the answer was lost
+                    return found
+                if found is None:
+                    await self._bucket.delete([values["object_key"]])  # nobody else knows of it
+            raise
+        return taken
+
+    async def release(self, key: RunKey) -> None:
+        """The run's sandbox here has ended with its files kept: the next may be made anywhere. Never raises: without PostgreSQL
+        it is so when this host is gone."""
+        with suppress(SandfleetError):
+            async with self._database() as connection:
+                await release(connection, key, self._host_id)
 
     async def find(self, key: RunKey) -> snapshots.Snapshot | None:
         """What a new sandbox of this run should begin with. Raises HostUnavailable when PostgreSQL does not answer: rather

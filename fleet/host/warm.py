@@ -15,7 +15,7 @@ from sandfleet.shared.templates import Template
 logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 1.0
-_LONGEST_PAUSE_S = 30.0  # between attempts while no sandbox can be started
+_LONGEST_PAUSE_S = 30.0  # between attempts while no sandbox of a template can be started
 _MOST_FAILURES = 10  # that lengthen it
 
 
@@ -24,6 +24,14 @@ class Refill(NamedTuple):
 
     per_s: float
     most_age_s: float
+
+
+class _Pause:
+    """How often a template has failed in a row, and when it is tried again (monotonic)."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self.until = 0.0
 
 
 class _Warm(NamedTuple):
@@ -53,10 +61,11 @@ class WarmPool:
         # Oldest first in each.
         self._ready: dict[str, deque[_Warm]] = {t.name: deque() for t in templates if t.warm}
         self._templates = [t for t in templates if t.warm]
+        """Whose turn it is comes first."""
+        self._pauses = {t.name: _Pause() for t in self._templates}
         self._starting: tuple[Template, asyncio.Task[None]] | None = None
         self._changed = asyncio.Event()
         self._background: set[asyncio.Task[None]] = set()
-        self._failures = 0
         self._closed = False
 
     def __len__(self) -> int:
@@ -104,16 +113,25 @@ class WarmPool:
         while not self._closed:
             self._expire()
             missing = [t for t in self._templates if len(self._ready[t.name]) < t.warm]
-            wanted = next((template for template in missing if self._may_start(template)), None)
-            if wanted is not None:
+            if (wanted := self._next(missing)) is not None:
                 await self._start_one(wanted)
             if missing:
-                await asyncio.sleep(min(2.0**self._failures / self._refill.per_s, _LONGEST_PAUSE_S))
+                await asyncio.sleep(1 / self._refill.per_s)
             else:
                 self._changed.clear()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_LOOK_EVERY_S):
                         await self._changed.wait()
+
+    def _next(self, missing: list[Template]) -> Template | None:
+        """Which to start now: they take turns, and one that fails pauses without the others."""
+        now = time.monotonic()
+        for template in missing:
+            if self._pauses[template.name].until <= now and self._may_start(template):
+                self._templates.remove(template)
+                self._templates.append(template)
+                return template
+        return None
 
     async def _start_one(self, template: Template) -> None:
         task = asyncio.create_task(self._add(template), name="start a warm sandbox")
@@ -125,13 +143,18 @@ class WarmPool:
             self._starting = None
 
     async def _add(self, template: Template) -> None:
+        pause = self._pauses[template.name]
         try:
             sandbox = await self._start(template)
-        except SandfleetError as error:
-            self._failures = min(self._failures + 1, _MOST_FAILURES)
-            logger.warning("no warm sandbox could be started", extra={"reason": error.code})
+        except (SandfleetError, OSError) as error:
+            pause.failures = min(pause.failures + 1, _MOST_FAILURES)
+            pause.until = time.monotonic() + min(2.0**pause.failures / self._refill.per_s, _LONGEST_PAUSE_S)
+            reason = error.code if isinstance(error, SandfleetError) else type(error).__name__
+            logger.warning(
+                "no warm sandbox could be started", extra={"template": template.name, "reason": reason}
+            )
             return
-        self._failures = 0
+        pause.failures = 0
         try:
             frozen = await sandbox.freeze()
         except asyncio.CancelledError:

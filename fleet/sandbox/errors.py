@@ -58,6 +58,13 @@ class SnapshotDamaged(SnapshotFailed):
     """What the bucket has is no whole snapshot: it is given up, and the next use finds an empty sandbox."""
 
 
+class TooManySnapshots(SandboxError):
+    """The tenant keeps as many snapshots as it may."""
+
+    code = "too_many_snapshots"
+    status = 429
+
+
 class StaleAttempt(Superseded):
     """A later attempt of the run has used this sandbox; this one is refused for good."""
 
@@ -76,6 +83,7 @@ _KINDS: dict[str, type[SandfleetError]] = {
         SnapshotFailed,
         StaleAttempt,
         TemplateUnavailable,
+        TooManySnapshots,
     )
 }
 

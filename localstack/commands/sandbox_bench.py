@@ -4,13 +4,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from sandfleet.localstack.measure import acquire_cost, exec_cost, idle_cost, many_runs, swe_rex
+from sandfleet.localstack.measure import acquire_cost, exec_cost, idle_cost, kill_cost, many_runs, swe_rex
 from sandfleet.localstack.measure.bed import bed
 from sandfleet.localstack.process import LocalStackError
 from sandfleet.localstack.stack import Stack
 from sandfleet.localstack.terminal import Steps, out
 
-PARTS = ("exec", "acquire", "idle", "runs")
+PARTS = ("exec", "acquire", "idle", "kill", "runs")
 _COLD = "[templates.cold]\n"
 _EXECUTORS = 2
 # Limits are what a sandbox may take; here they must not bound how many there are.
@@ -42,6 +42,9 @@ async def sandbox_bench(
     if "idle" in parts:
         async with bed(root, project, say, _COLD, **_ROOM) as made:
             await idle_cost.measure(made, up_to(100, 300))
+    if "kill" in parts:
+        async with bed(root, project, say, _COLD, **_ROOM) as made:
+            await kill_cost.measure(made, root / "kill")
     if "runs" in parts:
         slots = {"SANDFLEET_SLOTS": str(-(-max(numbers := up_to(100, 300)) // _EXECUTORS))}
         env = {**os.environ, **_ROOM, **slots}

@@ -1,4 +1,4 @@
-"""Which host a run's sandbox is on, and runs that wait for room on one. ``db/versions/0008_hosts_that_can.sql`` and
+"""Which host a run's sandbox is on, and runs that wait for room on one. ``db/versions/0011_hosts_that_can.sql`` and
 ``0001_placements.sql`` have the rules."""
 
 from collections.abc import Sequence
@@ -67,6 +67,16 @@ async def know_sandbox(connection: Connection, fence: Fence, sandbox_id: str) ->
     )
 
 
+async def release(connection: Connection, key: RunKey, host_id: str) -> None:
+    """Let the run's next sandbox be made elsewhere at once: this host has ended the one that the run knows."""
+    await connection.execute(
+        """update placements p set sandbox_id = null
+           where p.tenant = %(tenant)s and p.user_id = %(user_id)s and p.run_id = %(run_id)s and p.host_id = %(host_id)s
+             and exists (select 1 from runs r where r.tenant = p.tenant and r.user_id = p.user_id and r.run_id = p.run_id)""",
+        {**key._asdict(), "host_id": host_id},
+    )
+
+
 async def knows_sandbox(connection: Connection, key: RunKey) -> bool:
     """Whether a sandbox was noted for the run."""
     cursor = await connection.execute(
@@ -118,9 +128,7 @@ async def give_room(connection: Connection, key: RunKey, kept: Sequence[str]) ->
 
     ``kept`` are hosts whose room is kept for somebody else.
     """
-    cursor = await connection.execute(
-        "select * from give_room(%s, %s, %s, %s::text[])", (*key, list(kept))
-    )
+    cursor = await connection.execute("select * from give_room(%s, %s, %s, %s::text[])", (*key, list(kept)))
     rows = await cursor.fetchall()
     return rows[0][0], ready_by_pool((pool, count) for _, pool, count in rows)
 

@@ -49,14 +49,14 @@ class Held(NamedTuple):
 
 
 async def record(
-    connection: Connection, key: RunKey, snapshot: dict[str, Any], keep_s: float, held: Held | None = None
+    connection: Connection, key: RunKey, snapshot: dict[str, Any], keep_s: float, held: Held
 ) -> Snapshot | None:
     """Note a snapshot whose archive is in the bucket: ``snapshot_id``, ``reason``, ``object_key``, ``bytes``, ``files``,
     ``content_bytes``, ``skipped``. It is kept for ``keep_s``. Those that were not asked for replace one another: of a run, and of
-    the interrupted runs of its thread. With ``held``, None and nothing noted if the sandbox is elsewhere or of an earlier
-    generation by now: its host was silent, and what replaced it may have newer files."""
+    the interrupted runs of its thread. None and nothing noted if the sandbox is elsewhere or of an earlier generation by now, or,
+    but for ``drain``, a later attempt has the run: what replaced it may have newer files."""
     async with connection.transaction(), connection.cursor(row_factory=class_row(Snapshot)) as cursor:
-        if held is not None and not await _counts(connection, key, held):
+        if not await _counts(connection, key, held, snapshot["reason"]):
             return None
         await cursor.execute(
             """update snapshots set expires_at = '-infinity'
@@ -81,8 +81,14 @@ async def record(
         return recorded
 
 
-async def _counts(connection: Connection, key: RunKey, held: Held) -> bool:
+async def _counts(connection: Connection, key: RunKey, held: Held, reason: str) -> bool:
     """Whether the sandbox is the one that counts, and stays it until the transaction ends."""
+    if reason != "drain":
+        cursor = await connection.execute(
+            "select attempt from runs where tenant = %s and user_id = %s and run_id = %s for share", key
+        )
+        if (row := await cursor.fetchone()) is not None and row[0] > held.attempt:
+            return False
     cursor = await connection.execute(
         "select generation from sandboxes where tenant = %s and user_id = %s and sandbox_id = %s for share",
         key,
@@ -145,6 +151,20 @@ async def page(
             {**owner._asdict(), "of": of, "limit": limit, "offset": offset},
         )
         return await cursor.fetchall()
+
+
+async def full(connection: Connection, tenant: str, most: int) -> int | None:
+    """How many snapshots on request a tenant may keep, if it has as many; None if it may have more. ``most`` unless its own
+    row says otherwise. Those that are taken at once may be a few too many."""
+    cursor = await connection.execute(
+        """select m.most from (
+             select coalesce((select max_snapshots from tenants where tenant = %(tenant)s), %(most)s) as most) m
+           where m.most <= (select count(*) from snapshots where tenant = %(tenant)s and reason = 'request'
+             and expires_at > clock_timestamp())""",
+        {"tenant": tenant, "most": most},
+    )
+    row = await cursor.fetchone()
+    return None if row is None else row[0]
 
 
 async def forget(connection: Connection, owner: Owner, snapshot_id: UUID) -> None:

@@ -10,6 +10,7 @@ from sandfleet.shared.db.pool import open_pool
 from sandfleet.shared.ids import Fence, RunKey, new_id
 from sandfleet.shared.store import sandboxes, snapshots
 from sandfleet.shared.store.snapshots import Held
+from tests.sandbox.host_process import INSERT_RUN
 
 Connection = psycopg.AsyncConnection[Any]
 
@@ -41,7 +42,7 @@ async def alone(connection: Connection, host_id: str) -> RunKey:
     return key
 
 
-async def kept(connection: Connection, key: RunKey, held: Held | None, reason: str = "drain") -> bool:
+async def kept(connection: Connection, key: RunKey, held: Held, reason: str = "drain") -> bool:
     """Record a snapshot; whether it counts."""
     values = {
         "snapshot_id": new_id(),
@@ -77,13 +78,25 @@ async def test_an_earlier_generation_of_a_sandbox_keeps_nothing(connection: Conn
     assert await kept(connection, key, Held("h", 2))
 
 
+@pytest.mark.parametrize("reason", ["interrupt", "request"])
+async def test_a_superseded_attempt_keeps_nothing(connection: Connection, reason: str) -> None:
+    """Though it began to before its successor spoke. Red when only hosts are looked at: its older files replace newer ones. A
+    host that stops keeps what is there, whoever has the run."""
+    key = await placed(connection, "h")
+    await connection.execute(INSERT_RUN, (*key, new_id(), new_id()))
+    await connection.execute("update runs set attempt = 2 where run_id = %s", (key.run_id,))
+    assert await kept(connection, key, Held("h", 2), reason)
+    assert not await kept(connection, key, Held("h", 1), reason)
+    assert await kept(connection, key, Held("h", 1))
+
+
 @pytest.mark.parametrize("there", [True, False], ids=["there", "expired"])
 async def test_a_snapshot_that_expired_before_it_was_restored_is_told(
     connection: Connection, database: str, there: bool
 ) -> None:
     """Red when a sandbox that was begun anew from it is empty, and nobody says so."""
     key = await alone(connection, "h")
-    assert await kept(connection, key, None, "request")
+    assert await kept(connection, key, Held("h", 2), "request")
     taken = await snapshots.to_restore(connection, key)
     assert taken is not None
     async with open_pool(database, 1) as pool:

@@ -41,7 +41,9 @@ class Fleet:
         disk=None,
     ):
         """``templates``: what it says it makes, with the bytes of disk that each takes; None: it says nothing of them."""
-        offers = None if templates is None else Jsonb({name: {"disk": size} for name, size in templates.items()})
+        offers = (
+            None if templates is None else Jsonb({name: {"disk": size} for name, size in templates.items()})
+        )
         await self.connection.execute(
             "insert into hosts (host_id, instance, address, remote, backend, room, sandboxes, memory, pids, most,"
             " memory_taken, pids_taken, draining, heartbeat_at, templates, disk, disk_taken) values (%s, 'i', 'unix:x', %s,"
@@ -363,7 +365,10 @@ async def test_a_run_waits_for_a_host_that_makes_its_template(fleet):
     await finish(fleet.connection, third, END)
     await fleet.sweep()
     assert await fleet.hosts_of([second, fifth]) == [None, "unable"]
-    await fleet.connection.execute("update hosts set heartbeat_at = heartbeat_at - interval '11 s' where host_id = 'able'")
+    await fleet.connection.execute(
+        "update hosts set heartbeat_at = heartbeat_at - interval '11 s' where host_id = 'able'"
+    )
+    await fleet.connection.execute("update hosts set most = 9 where host_id = 'unable'")
     await finish(fleet.connection, first, END)
     await fleet.sweep()
     assert await fleet.hosts_of([second]) == [None], "it is silent for a moment"

@@ -137,6 +137,38 @@ def test_make_synth_has_each_size_with_each_fleet_and_each_fits():
         connections.check(chosen, chosen.figures)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[templates.big", "is not TOML"),
+        (
+            "[templates.big]\nmemory = 1\n",
+            "[templates.big] memory: Input should be greater than or equal to 1024",
+        ),
+        (
+            '[graphs.helo]\ntemplate = "default"\n',
+            "[graphs.helo], but langgraph.json has no such graph: it has hello",
+        ),
+    ],
+)
+def test_wrong_sandbox_templates_are_refused_as_anywhere_else(tmp_path, text, said):
+    """Red when the file is only copied: the hosts would not start, and nobody at the keyboard would see why."""
+    project = tmp_path / "langgraph.json"
+    project.write_text('{"graphs": {"hello": "./hello.py:graph"}}')
+    (tmp_path / "sandfleet.toml").write_text(text)
+    with pytest.raises(WrongContext) as refusal:
+        read_deployment({"project": str(project)})
+    assert said in str(refusal.value)
+    sizes = '[templates.big]\nmemory = "400MiB"\n'
+    (tmp_path / "sandfleet.toml").write_text(sizes)
+    small = {"SANDFLEET_SANDBOX_WORKSPACE_BYTES": "100000000"}
+    assert read_deployment({"project": str(project), "settings": small}).graphs == ("hello",)
+    with pytest.raises(WrongContext, match="must exceed the workspace"):
+        read_deployment(
+            {"project": str(project), "settings": {"SANDFLEET_SANDBOX_WORKSPACE_BYTES": "400000000"}}
+        )
+
+
 def test_keys_of_cdk_itself_are_passed_over():
     """Red when a feature flag of cdk.json is taken for a key of ours."""
     context = json.loads((ROOT / "cdk.json").read_text())["context"]

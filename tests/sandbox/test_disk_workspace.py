@@ -1,8 +1,14 @@
 """Workspaces on disk: larger than memory, of a fixed size, and gone with their container whoever is killed when."""
 
-from contextlib import aclosing, suppress
+import asyncio
+import os
+import shutil
+import subprocess
+import uuid
+from contextlib import AsyncExitStack, aclosing, suppress
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from sandfleet.fleet.host import disk
@@ -10,9 +16,11 @@ from sandfleet.fleet.host.docker_backend import DockerBackend
 from sandfleet.fleet.host.engine import Engine
 from sandfleet.fleet.sandbox.client import SandboxClient
 from sandfleet.fleet.sandbox.errors import TemplateUnavailable
+from sandfleet.shared.errors import NoRoom
 from sandfleet.shared.settings import Settings
 from sandfleet.shared.templates import read_templates
 from tests.sandbox.conftest import bucket_env, containers
+from tests.sandbox.test_kill_from_outside import launched
 from tests.waiting import eventually
 
 MIB = 2**20
@@ -69,6 +77,71 @@ async def test_it_holds_more_than_memory_and_not_more_than_its_size(own_host, fi
         await eventually(lambda: not loops(host.folder), what="the loop device is gone")
 
 
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder on a file system of 100 MiB of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100m", "tmpfs", folder], check=True)
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+async def test_what_is_promised_is_reserved(small_disk, tmp_path):
+    """Also when several are made at once. Red when files are sparse: together they may fill the machine's disk, and the host's
+    own state with it."""
+    async with AsyncExitStack() as stack:
+
+        async def make(size):
+            return await stack.enter_async_context(disk.workspace(small_disk, size * MIB, 1000, 1000))
+
+        made = await asyncio.gather(*(make(40) for _ in range(3)), return_exceptions=True)
+        assert sorted(type(result) for result in made if not isinstance(result, str)) == [NoRoom]
+        with pytest.raises(NoRoom):
+            await make(19)  # of 20 MiB: some stays free
+        device = next(result for result in made if isinstance(result, str))
+        inside = tmp_path / "inside"
+        inside.mkdir()
+        subprocess.run(["mount", "-o", disk.MOUNT_OPTIONS, device, inside], check=True)
+        try:
+            free = shutil.disk_usage(small_disk).free
+            (inside / "file").write_bytes(bytes(20 * MIB))
+            os.sync()
+            (inside / "file").unlink()
+            os.sync()
+            assert shutil.disk_usage(small_disk).free == free, "neither taken nor given back"
+        finally:
+            subprocess.run(["umount", inside], check=True)
+
+
+async def test_a_host_gives_no_more_than_it_is_to_give(own_host, file):
+    """And tells PostgreSQL what it gives. Red when disk is no part of a host's capacity."""
+    host = own_host(SANDFLEET_TEMPLATES=file, SANDFLEET_HOST_DISK_BYTES=str(500 * MIB))
+    await host.start()
+    async with aclosing(SandboxClient(host.socket)) as client:
+        first, second = [await disk_sandbox(host, client) for _ in range(2)]
+        await first.exec("true")
+        with pytest.raises(NoRoom):
+            await client.acquire(host.token(second.fence), "disk")
+
+        async def told():
+            async with await psycopg.AsyncConnection.connect(host.database_url) as connection:
+                cursor = await connection.execute("select disk, disk_taken from hosts")
+                return await cursor.fetchone() == (500 * MIB, 300 * MIB)
+
+        await eventually(told, what="PostgreSQL hears of it")
+        await first.close()
+
+
+async def test_a_template_that_no_disk_holds_is_refused_at_the_start(own_host, file):
+    """Red when runs wait for room that can never be."""
+    host = own_host(SANDFLEET_TEMPLATES=file, SANDFLEET_HOST_DISK_BYTES=str(200 * MIB))
+    await host.start()
+    async with aclosing(SandboxClient(host.socket)) as client:
+        with pytest.raises(TemplateUnavailable, match="this host gives 200 MiB"):
+            await (await disk_sandbox(host, client)).exec("true")
+
+
 async def test_files_outlive_the_host_that_made_it(own_host, file):
     """Red when the device goes with the process that made it, or stays after the sandbox that its successor removes."""
     host = own_host(SANDFLEET_TEMPLATES=file)
@@ -101,6 +174,21 @@ async def test_nothing_is_left_of_a_killed_host_and_its_container(own_host, file
 
         await eventually(no_volume, what="the volume over the device is gone")
     await host.start()
+
+
+async def test_files_that_the_kernel_remembers_are_not_memory_that_ran_out(engine, file, tmp_path):
+    """Red when all that counts for a sandbox is taken for used: who is killed for another reason would look for memory."""
+    config = Settings(docker_host=engine, host_dir=tmp_path, templates=Path(file))
+    templates = read_templates(config)
+    backend = DockerBackend(config, templates, f"test-{uuid.uuid4().hex[:12]}")
+    async with launched(backend, tmp_path, template=templates.templates["disk"]) as (sandbox, run):
+        assert (await run("head -c 200M /dev/zero > large", timeout_s=100))["exit_code"] == 0
+        async with Engine(engine) as docker:
+            stats = await docker.call(
+                "GET", f"/containers/{sandbox.handle}/stats", params={"stream": "false", "one-shot": "true"}
+            )
+        assert stats["memory_stats"]["usage"] > 90 * MIB, "the kernel keeps what it has room for"
+        assert await backend.exhausted(sandbox.handle) is None
 
 
 async def test_a_snapshot_of_it_is_restored(own_host, file, servers):

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from contextlib import aclosing
 
 import psycopg
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from sandfleet.fleet.sandbox.client import SandboxClient
 from sandfleet.fleet.sandbox.errors import SandboxLost
 from sandfleet.shared.errors import NoRoom
-from tests.sandbox.conftest import bucket_env, check_empty
+from tests.sandbox.conftest import bucket_env, check_empty, containers
 from tests.waiting import eventually
 
 
@@ -17,6 +18,12 @@ async def row(host):
     async with await psycopg.AsyncConnection.connect(host.database_url) as connection:
         cursor = await connection.execute("select draining from hosts where instance = %s", (host.instance,))
         return await cursor.fetchone()
+
+
+async def execute(host, statement, *values):
+    async with await psycopg.AsyncConnection.connect(host.database_url, autocommit=True) as connection:
+        cursor = await connection.execute(statement, values)
+        return await cursor.fetchall() if cursor.description else []
 
 
 async def started(host, sandbox, command):
@@ -59,6 +66,59 @@ async def test_a_drain_waits_for_commands_and_takes_nothing_new(own_host, server
     assert await sandbox.read_file("work") == b"done\n"
     await sandbox.close()
     await client.aclose()
+
+
+async def test_idle_sandboxes_are_kept_and_ended_while_a_command_goes_on(own_host, servers):
+    """More than are packed at once; their runs may go on elsewhere at once. Red when all workspaces are kept in the seconds
+    after the grace: of many sandboxes some would be lost."""
+    host = own_host(
+        SANDFLEET_HOST_DRAIN_GRACE_S="600", SANDFLEET_HOST_SAVE_S="0", **await bucket_env(servers)
+    )
+    await host.start()
+    async with aclosing(SandboxClient(host.socket)) as client:
+        idle = [await host.sandbox(client) for _ in range(5)]
+        for sandbox in idle:
+            await sandbox.exec("echo kept > work")
+            await execute(
+                host, "update placements set sandbox_id = 's' where run_id = %s", sandbox.fence.key.run_id
+            )
+        busy = await host.sandbox(client)
+        running = await started(host, busy, "echo on; until [ -e go ]; do sleep 0.1; done; exit 7")
+        host.process.send_signal(signal.SIGTERM)
+
+        async def one_is_left():
+            return len(await containers(host)) == 1
+
+        await eventually(one_is_left, what="idle sandboxes are ended")
+        assert not running.done()
+        kept = "select count(*) from snapshots where reason = 'drain' and expires_at > clock_timestamp()"
+        assert await execute(host, kept) == [(5,)]
+
+        async def released():
+            return await execute(host, "select 1 from placements where sandbox_id is not null") == []
+
+        await eventually(released, what="nobody waits for this host")
+        with pytest.raises(SandboxLost, match="its host has stopped"):
+            await client.list(host.token(idle[0].fence), "/workspace")
+        await busy.write_file("go", b"")
+        assert (await running).exit_code == 7
+        assert await host.stop() == 0
+        await check_empty(host)
+        await host.start()
+        with pytest.raises(SandboxLost, match="its files are again as in the snapshot"):
+            await idle[4].exec("true")
+        assert await idle[4].read_file("work") == b"kept\n"
+        await idle[4].close()
+
+
+async def test_a_host_keeps_workspaces_for_no_longer_than_it_may(own_host, servers):
+    """Red when the time for it cannot be set: a machine that goes in a minute, or one with many large workspaces."""
+    host = own_host(SANDFLEET_HOST_SAVE_S="0", **await bucket_env(servers))
+    await host.start()
+    async with aclosing(SandboxClient(host.socket)) as client:
+        await (await host.sandbox(client)).exec("echo lost > work")
+    assert await host.stop() == 0
+    assert await execute(host, "select 1 from snapshots") == []
 
 
 @pytest.mark.parametrize("how", ["grace", "second signal"])

@@ -27,7 +27,9 @@ TEMPLATES = read_templates(Settings())
 
 
 @asynccontextmanager
-async def launched(backend, folder, source=Path(sandbox_agent.__file__).parent):
+async def launched(
+    backend, folder, source=Path(sandbox_agent.__file__).parent, template=TEMPLATES.templates[DEFAULT]
+):
     """A sandbox in this process, and a way to run a command in it that gives the last event."""
     await backend.open()
     fence = Fence(RunKey("acme", "ada", uuid.uuid4()), 1)
@@ -36,7 +38,7 @@ async def launched(backend, folder, source=Path(sandbox_agent.__file__).parent):
         fence.key,
         folder / "sandboxes",
         AgentFiles(folder / "agent", source),
-        TEMPLATES.templates[DEFAULT],
+        template,
     )
     serving = asyncio.create_task(sandbox.serve())
 

@@ -105,6 +105,24 @@ async def test_what_killed_hosts_have_left_is_gone_within_two_passes(own_host, n
     assert await reaper.stop() == 0
 
 
+async def test_what_a_host_was_killed_over_at_its_start_is_removed(own_host, file, tmp_path):
+    """Red when a host does not know the deployment before it tries what it can make, or labels what it tries by less: nobody
+    could tell whose it is."""
+    (tmp_path / "networks.trial").write_text("kill")
+    dead = own_host(SANDFLEET_TEMPLATES=file, SANDFLEET_FAULT_POINTS=str(tmp_path))
+    with pytest.raises(AssertionError):
+        await dead.start()
+    assert len(await networks(dead)) == 1
+    reaper = own_host(**REAPS)
+    await reaper.start()
+
+    async def no_network():
+        return not await networks(dead)
+
+    await eventually(no_network, 120.0, "the network is gone")
+    assert await reaper.stop() == 0
+
+
 async def test_it_goes_on_after_it_was_killed_at_any_point(own_host, file, tmp_path):
     """Red when a host is forgotten before all of its things are gone: nobody would know of the rest."""
     points = tmp_path / "points"

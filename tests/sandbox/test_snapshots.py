@@ -231,6 +231,24 @@ async def test_expired_snapshots_are_removed_with_their_archives(keeping_host):
     assert kept[-1] == (newest["snapshot_id"],)
 
 
+async def test_a_snapshot_whose_record_was_not_confirmed_is_there(own_host, servers, tmp_path):
+    """Red when its archive is removed since the database's answer was lost: later it would be found to be damaged."""
+    (tmp_path / "snapshot.recorded").write_text("lose")
+    host = own_host(**await bucket_env(servers), SANDFLEET_FAULT_POINTS=str(tmp_path))
+    await host.start()
+    async with connected(host) as client:
+        sandbox = await host.sandbox(client)
+        await sandbox.exec(FILL)
+        taken = await sandbox.snapshot()
+        assert not (tmp_path / "snapshot.recorded").exists()
+        assert len(await objects(host)) == 1
+        await sandbox.close()
+        successor = await host.sandbox(client, key=sandbox.fence.key, attempt=2)
+        with pytest.raises(SandboxLost, match=f"snapshot {taken['snapshot_id']}"):
+            await successor.exec("true")
+        await successor.close()
+
+
 async def test_a_fence_of_the_past_takes_no_snapshot(docker_host, docker_client):
     """Red when the route does not look at the attempt."""
     sandbox = await docker_host.sandbox(docker_client)

@@ -2,6 +2,8 @@
 
 import asyncio
 import signal
+import uuid
+from contextlib import aclosing
 from pathlib import Path
 
 import psutil
@@ -10,6 +12,7 @@ import pytest
 from sandfleet.fleet.host.engine import Engine
 from sandfleet.fleet.sandbox.client import SandboxClient
 from sandfleet.shared.errors import NoRoom
+from tests.fixtures_engine import IMAGE
 from tests.sandbox.conftest import check_empty, containers
 from tests.waiting import eventually
 
@@ -189,3 +192,26 @@ async def test_frozen_sandboxes_of_a_killed_host_are_removed_by_the_next(own_hos
         return not old & {c["Id"] for c in await containers(host)}
 
     await eventually(gone, what="the old ones are removed")
+
+
+async def test_a_template_that_cannot_be_started_keeps_no_other_from_being_warm(own_host, tmp_path):
+    """Red when the first that is missing is always tried first, or its failures delay all."""
+    name = f"sandfleet-test-{uuid.uuid4().hex[:12]}:one"
+    file = tmp_path / "sandfleet.toml"
+    file.write_text(f'[templates.broken]\nimage = "{name}"\nwarm = 1\n[templates.fine]\nwarm = 1\n')
+    host = own_host("docker", SANDFLEET_TEMPLATES=str(file))
+    async with Engine(host.docker_host) as engine, aclosing(SandboxClient(host.socket)) as client:
+        repo, tag = name.split(":")
+        await engine.call("POST", f"/images/{IMAGE}/tag", params={"repo": repo, "tag": tag})
+        await host.start()
+        await warm(host, 2)
+        await engine.call("DELETE", f"/images/{name}")
+        broken, fine = [await host.sandbox(client) for _ in range(2)]
+        broken.choose_template("broken")
+        fine.choose_template("fine")
+        await broken.exec("true")
+        await eventually(lambda: "no warm sandbox could be started" in host.log.read_text(), what="it fails")
+        await fine.exec("true")
+        await warm(host, 1)
+        assert [line["warm"] for line in created(host)] == [True, True]
+        await asyncio.gather(broken.close(), fine.close())

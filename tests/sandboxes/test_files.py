@@ -1,6 +1,7 @@
 """Files of a sandbox, over the API."""
 
 import httpx
+import pytest
 
 from sandfleet.functions.api.app import create_app
 from tests.api.conftest import make_settings, serve
@@ -39,6 +40,21 @@ async def test_a_large_file_goes_through_in_pieces(http: httpx.AsyncClient) -> N
         async for piece in response.aiter_raw():
             size += len(piece)
     assert size == 2**24
+
+
+@pytest.mark.long
+async def test_a_file_of_more_than_a_gibibyte_is_whole(http: httpx.AsyncClient) -> None:
+    """Breaks when a limit that nobody asked for cuts it off, with a status that says that all is well."""
+    path = await make(http)
+    size = 2**30 + 10
+    await run(http, path, f"truncate -s {size} holes")
+    down = 0
+    async with http.stream("GET", f"{path}/file", params={"path": "holes"}) as response:
+        async for piece in response.aiter_raw():
+            down += len(piece)
+    assert down == size
+    part = await http.get(f"{path}/file", params={"path": "holes", "offset": 2**30, "limit": 2**40})
+    assert (part.status_code, len(part.content)) == (200, 10)
 
 
 async def test_files_are_listed_searched_and_rearranged(http: httpx.AsyncClient) -> None:

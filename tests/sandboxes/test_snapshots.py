@@ -180,6 +180,23 @@ async def test_a_sandbox_begins_with_the_snapshot_of_a_run(http: httpx.AsyncClie
     await fleet.host.set_status(key, "success")
 
 
+async def test_a_tenant_keeps_so_many_snapshots(http: httpx.AsyncClient, fleet: Fleet) -> None:
+    """Those that were asked for; the answer says what to do. Breaks when each fork may leave one for a week."""
+    path = await make(http)
+    first = await snapshot(http, path)
+    (kept,) = (await fleet.sql("select count(*) from snapshots where expires_at > clock_timestamp()"))[0]
+    await fleet.sql("update tenants set max_snapshots = %s", kept)
+    try:
+        for asked in (http.post(f"{path}/snapshots"), http.post(f"{path}/fork", json={})):
+            refused = await asked
+            assert (refused.status_code, refused.json()["code"]) == (429, "too_many_snapshots"), refused.text
+            assert "Delete one" in refused.json()["detail"]
+        await http.delete(f"/snapshots/{first}")
+        await snapshot(http, path)
+    finally:
+        await fleet.sql("update tenants set max_snapshots = null")
+
+
 async def test_snapshots_are_read_and_given_up(http: httpx.AsyncClient) -> None:
     """A snapshot outlives its sandbox, until its owner deletes it."""
     path = await make(http)

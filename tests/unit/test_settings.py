@@ -27,6 +27,7 @@ _COUNTED = (
     "pids",
     "slots",
     "sandboxes",
+    "snapshots",
     "tenants",
     "least",
     "most",

@@ -20,7 +20,7 @@ from sandfleet.shared.errors import BodyTooLarge, HostBroke, InvalidRequest
 
 router = APIRouter(tags=["sandboxes"])
 
-_MOST_READ_BYTES = 1024 * 1024 * 1024
+_ALL = 2**62  # bytes of a file
 
 Path = Annotated[Text, StringConstraints(min_length=1, max_length=4096)]
 
@@ -57,12 +57,12 @@ class Move(Directory):
 
 @router.get("/sandboxes/{sandbox_id}/file")
 async def download(request: Request, sandbox_id: str) -> Response:
-    """The bytes of a file. Query: path, offset, limit."""
+    """The bytes of a file, all of them unless limited. Query: path, offset, limit."""
     use = use_of(request, sandbox_id)
     params: dict[str, str | int] = {
         "path": _path(request),
-        "offset": query_int(request, "offset", 0, 0, 10**11),
-        "limit": query_int(request, "limit", _MOST_READ_BYTES, 0, _MOST_READ_BYTES),
+        "offset": query_int(request, "offset", 0, 0, _ALL),
+        "limit": query_int(request, "limit", _ALL, 0, _ALL),
     }
     found = resources(request)
     response = await unless_gone(request, use.open(Ask("GET", "/sandbox/file", params)))
