@@ -20,6 +20,7 @@ _BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/threads/{thread_id}/state/checkpoint"): {"checkpoint": {"checkpoint_ns": ""}},
     ("POST", "/assistants/{assistant_id}/latest"): {"version": 1},
     ("PATCH", "/assistants/{assistant_id}"): {"name": "stolen"},
+    ("PATCH", "/sandboxes/{sandbox_id}"): {"ttl_s": 60},
     ("POST", "/sandboxes/{sandbox_id}/exec"): {"command": "true"},
     ("POST", "/sandboxes/{sandbox_id}/exec/stream"): {"command": "true"},
     ("POST", "/sandboxes/{sandbox_id}/processes"): {"command": "true"},
