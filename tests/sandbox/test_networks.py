@@ -59,7 +59,7 @@ async def test_a_network_is_a_bridge_of_ours_with_labels(engine):
     name = f"sandfleet-{uuid.uuid4().hex[:12]}"
     before = set(firewall.bridges())
     async with networks_of(engine, POOL) as (made, instance):
-        await made.open(name)
+        await made.open(name, {})
         assert set(firewall.bridges()) == before, "the trial is gone"
         await made.create(name, {"sandfleet.sandbox": "x"})
         async with Engine(engine) as docker:
@@ -110,7 +110,7 @@ async def test_a_pool_in_the_way_of_a_route_is_refused_before_anything_is_made(e
             with pytest.raises(
                 NetworkRefused, match=rf"overlaps the route to 10.253.227.0/24 by {interface}: set"
             ):
-                await made.open("sandfleet-trial")
+                await made.open("sandfleet-trial", {})
             assert await names(engine, instance) == set()
             with pytest.raises(NoRoom, match="are in use"):
                 await made.create("sandfleet-late", {})
@@ -125,7 +125,7 @@ async def test_who_is_not_root_is_refused(engine, monkeypatch):
     async with Engine(engine) as docker:
         made = Networks(docker, POOL, {"sandfleet": "1", "sandfleet.instance": "test-not-root"})
         with pytest.raises(NetworkRefused, match="does not run as root"):
-            await made.open("sandfleet-trial")
+            await made.open("sandfleet-trial", {})
         with pytest.raises(HostUnavailable, match="need root"):
             await made.create("sandfleet-late", {})
     assert await names(engine, "test-not-root") == set()
@@ -165,7 +165,7 @@ async def test_an_engine_in_another_network_namespace_is_refused(engine, monkeyp
     monkeypatch.setattr(networks, "bridges", list)
     async with networks_of(engine, POOL) as (made, instance):
         with pytest.raises(NetworkRefused, match="works in another network namespace"):
-            await made.open("sandfleet-trial")
+            await made.open("sandfleet-trial", {})
         assert await names(engine, instance) == set()
 
 
@@ -294,7 +294,7 @@ async def test_what_is_not_ours_is_left_alone(engine):
         await docker.call("POST", "/networks/create", body={"Name": name, "Labels": {"sandfleet": "1"}})
         try:
             async with networks_of(engine, POOL) as (made, _):
-                await made.open("sandfleet-trial")
+                await made.open("sandfleet-trial", {})
                 await made.sweep(set)
             assert (await docker.call("GET", f"/networks/{name}"))["Name"] == name
             subprocess.run(["nft", "list", "table", "inet", table], check=True, capture_output=True)
