@@ -1,4 +1,4 @@
-"""Which host a run's sandbox is on, and runs that wait for room on one. ``db/versions/0011_hosts_that_can.sql`` and
+"""Which host a run's sandbox is on, and runs that wait for room on one. ``db/versions/0010_hosts_that_can.sql`` and
 ``0001_placements.sql`` have the rules."""
 
 from collections.abc import Sequence

@@ -3,6 +3,7 @@ it survives exactly. Never a 500."""
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -156,6 +157,23 @@ async def test_what_json_can_say_survives_in_input(api: Api, http: httpx.AsyncCl
 async def test_a_megabyte_is_fine(http: httpx.AsyncClient, thread: str) -> None:
     body = json.dumps({"assistant_id": "chat", "input": "x" * 1_000_000}).encode()
     assert (await http.post(f"/threads/{thread}/runs", content=body)).status_code == 200
+
+
+async def test_what_comes_behind_a_refused_body_is_read_for_a_while(api: Api, thread: str) -> None:
+    """Bytes that stay unread reset the connection, and the refusal would be lost. Red when it is given at once."""
+    taken = 0
+
+    async def pieces() -> AsyncIterator[bytes]:
+        nonlocal taken
+        for taken in range(1, 41):
+            yield b" " * 65536
+
+    transport = httpx.ASGITransport(app=api.app)
+    async with httpx.AsyncClient(transport=transport, base_url=api.url) as http:
+        refused = await http.post(
+            f"/threads/{thread}/runs", content=pieces(), headers={"x-api-key": api.alice}
+        )
+    assert (refused.status_code, taken) == (413, 40)
 
 
 async def test_a_body_of_unknown_length_is_refused_while_it_is_read(api: Api, thread: str) -> None:

@@ -1,11 +1,11 @@
-"""Placement looks at templates and at disks; a tenant's own limit on snapshots."""
+"""Placement looks at templates and at disks; a tenant's own limit on snapshots; an Idempotency-Key makes a sandbox once."""
 
 from pathlib import Path
 
 from alembic import op
 
-revision = "0011"
-down_revision = "0010"
+revision = "0010"
+down_revision = "0009"
 
 
 def upgrade() -> None:

@@ -114,51 +114,10 @@ returns table (outcome text, ready_pool text, ready_count int) language sql as $
   select * from give_room(p_tenant, p_user, p_run, '{}')
 $$;
 
--- As in 0003, with the template.
-create or replace function create_sandbox(
-  p_tenant text, p_user text, p_sandbox uuid, p_template text, p_ttl_s double precision, p_metadata jsonb, p_snapshot uuid,
-  p_own text, p_most int)
-returns table (outcome text, detail text) language plpgsql as $$
-declare
-  most int;
-  t jsonb;
-  c text;
-begin
-  select coalesce(max_sandboxes, p_most) into most from tenants where tenant = p_tenant for update;
-  if (select count(*) from sandboxes s where s.tenant = p_tenant and s.expires_at > clock_timestamp()) >= most then
-    return query select 'limit', most::text;
-    return;
-  end if;
-  if p_snapshot is not null and not exists (select 1 from snapshots s where s.tenant = p_tenant and s.user_id = p_user
-      and s.snapshot_id = p_snapshot and s.expires_at > clock_timestamp()) then
-    return query select 'no_snapshot', null::text;
-    return;
-  end if;
-  select h.templates -> p_template into t from open_hosts() h where h.templates ? p_template order by h.heartbeat_at desc limit 1;
-  if t is null then
-    return query select case when count(*) = 0 then 'no_host' else 'no_template' end, string_agg(distinct k, ', ' order by k)
-      from open_hosts() h, lateral jsonb_object_keys(h.templates) k;
-    return;
-  end if;
-  if p_ttl_s > (t ->> 'lifetime_s')::float8 then
-    return query select 'too_long', t ->> 'lifetime_s';
-    return;
-  end if;
-  c := choose_host(p_template, (t ->> 'memory')::bigint, (t ->> 'pids')::bigint, p_own, hosts_without(p_template), true);
-  if c is null then
-    return query select 'full', null::text;
-    return;
-  end if;
-  insert into sandboxes (tenant, user_id, sandbox_id, template, metadata, begins_with, expires_at)
-    values (p_tenant, p_user, p_sandbox, p_template, p_metadata, p_snapshot,
-      clock_timestamp() + make_interval(secs => coalesce(p_ttl_s, least(3600, (t ->> 'lifetime_s')::float8))));
-  insert into placements (tenant, user_id, run_id, host_id, template, memory, pids)
-    values (p_tenant, p_user, p_sandbox, c, p_template, (t ->> 'memory')::bigint, (t ->> 'pids')::bigint);
-  return query select 'placed', null::text;
-end $$;
-
--- As in 0009, with the template.
-create or replace function create_sandbox(
+-- As in 0003, with the template and a key. A key that has made a sandbox stands in `idempotency_keys` beside those of runs,
+-- with the sandbox's id as run and thread: so no key stands for both. Outcomes beside those of 0003: replayed | key_reused;
+-- detail is then the sandbox that the key has made before.
+create function create_sandbox(
   p_tenant text, p_user text, p_sandbox uuid, p_template text, p_ttl_s double precision, p_metadata jsonb, p_snapshot uuid,
   p_own text, p_most int, p_key text, p_hash bytea)
 returns table (outcome text, detail text) language plpgsql as $$
@@ -211,6 +170,13 @@ begin
   end if;
   return query select 'placed', null::text;
 end $$;
+
+create or replace function create_sandbox(
+  p_tenant text, p_user text, p_sandbox uuid, p_template text, p_ttl_s double precision, p_metadata jsonb, p_snapshot uuid,
+  p_own text, p_most int)
+returns table (outcome text, detail text) language sql as $$
+  select * from create_sandbox(p_tenant, p_user, p_sandbox, p_template, p_ttl_s, p_metadata, p_snapshot, p_own, p_most, null, null)
+$$;
 
 -- As in 0003, with the template.
 create or replace function place_alone(p_tenant text, p_user text, p_sandbox uuid, p_generation int, p_own text, p_refused text[])
