@@ -17,7 +17,7 @@ from sandfleet.fleet.executor.held_runs import STUCK_AFTER_S, HeldRuns
 from sandfleet.fleet.executor.own_task import read_own_task
 from sandfleet.fleet.executor.permit_keeper import PermitKeeper
 from sandfleet.fleet.executor.quarantine import Quarantine
-from sandfleet.fleet.executor.registration import executor_id, heartbeat, register_graphs, sign_off
+from sandfleet.fleet.executor.registration import executor_id, heartbeat, register_when_reachable, sign_off
 from sandfleet.fleet.executor.session import Session
 from sandfleet.fleet.executor.task_protection import TaskProtection
 from sandfleet.fleet.graphs.loading import Graph
@@ -51,7 +51,6 @@ _LOOK_EVERY_S = 0.25
 _LOST_EVERY_S = 1.0
 _PAUSE_AFTER_ERROR_S = 0.5
 _CANCEL_AGAIN_S = 0.5
-_START_PATIENCE_S = 60.0
 _GIVE_UP_S = 5.0
 """How long a draining executor waits for a server that does not answer, at each step of its end."""
 
@@ -140,7 +139,9 @@ class Executor:
 
     async def _register(self) -> bool:
         """Tell the API what is served here, as soon as PostgreSQL answers. False if drained before."""
-        registering = asyncio.create_task(self._register_graphs())
+        registering = asyncio.create_task(
+            register_when_reachable(self._chores, self._settings.pool, self._graphs, self._templates)
+        )
         draining = asyncio.create_task(self._draining.wait())
         try:
             await asyncio.wait([registering, draining], return_when=asyncio.FIRST_COMPLETED)
@@ -151,19 +152,6 @@ class Executor:
             registering.cancel()
             draining.cancel()
             await asyncio.gather(registering, draining, return_exceptions=True)
-
-    async def _register_graphs(self) -> None:
-        give_up_at = time.monotonic() + _START_PATIENCE_S
-        while True:
-            try:
-                async with self._chores.connection() as connection:
-                    await register_graphs(connection, self._settings.pool, self._graphs, self._templates)
-                return
-            except (psycopg.OperationalError, OSError, TimeoutError) as error:
-                if time.monotonic() > give_up_at:
-                    raise
-                _log.warning("PostgreSQL does not answer yet: %s", type(error).__name__)
-                await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
 
     async def _serve(self) -> None:
         settings = self._settings

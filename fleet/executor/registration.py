@@ -1,15 +1,25 @@
 """Telling the API what this executor serves: graphs, their assistants, and that it is alive."""
 
+import asyncio
+import logging
+import time
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 import orjson
+import psycopg
 from psycopg import AsyncConnection
 
+from sandfleet.fleet.executor.session import Session
 from sandfleet.fleet.graphs.description import drawings, schemas
 from sandfleet.fleet.graphs.loading import Graph
 from sandfleet.shared.ids import graph_assistant_id
 from sandfleet.shared.templates import Templates
+
+_log = logging.getLogger(__name__)
+
+_PATIENCE_S = 60.0
+_AGAIN_S = 0.5
 
 Connection = AsyncConnection[Any]
 
@@ -41,6 +51,23 @@ async def register_graphs(
                    values ('', '', %s, %s, %s, '{"created_by": "system"}') on conflict do nothing""",
                 (graph_assistant_id(graph_id), graph_id, graph_id),
             )
+
+
+async def register_when_reachable(
+    session: Session, pool: str, graphs: dict[str, Graph], templates: Templates
+) -> None:
+    """`register_graphs`, as soon as PostgreSQL answers. Raises what it raises, and that it has not answered for a minute."""
+    give_up_at = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            async with session.connection() as connection:
+                await register_graphs(connection, pool, graphs, templates)
+            return
+        except (psycopg.OperationalError, OSError, TimeoutError) as error:
+            if time.monotonic() > give_up_at:
+                raise
+            _log.warning("PostgreSQL does not answer yet: %s", type(error).__name__)
+            await asyncio.sleep(_AGAIN_S)
 
 
 class Orders(NamedTuple):

@@ -26,6 +26,7 @@ from sandfleet.fleet.host.docker_backend import DockerBackend
 from sandfleet.fleet.host.drain import Drain
 from sandfleet.fleet.host.heartbeat import Heartbeat, HostAbout, deployment_of
 from sandfleet.fleet.host.labels import Owner, machine
+from sandfleet.fleet.host.lifetimes import Lifetimes
 from sandfleet.fleet.host.own_folder import STATE, own_folder
 from sandfleet.fleet.host.reaper import Reaper
 from sandfleet.fleet.host.registry import Registry
@@ -168,6 +169,7 @@ async def _serve(
     loops = [
         asyncio.create_task(heartbeat.run(), name="heartbeat"),
         asyncio.create_task(registry.tend(), name="tend"),
+        asyncio.create_task(Lifetimes(registry).run(), name="end what is over"),
         asyncio.create_task(registry.keep_warm(), name="keep warm"),
         asyncio.create_task(reaper.run(), name="reap"),
         asyncio.create_task(registry.snapshots.tend(), name="tend snapshots"),

@@ -80,8 +80,6 @@ class Registry:
         self._sandboxes: dict[RunKey, Sandbox] = {}
         self._creating: dict[RunKey, _Creation] = {}
         self._attempts = Attempts()
-        self._looking: set[RunKey] = set()
-        """Whose sandboxes are idle, and are being looked at."""
         self._doomed: set[Sandbox] = set()  # to be destroyed, again if the engine did not answer
         self._background: set[asyncio.Task[None]] = set()
         self._owned: set[str] = set()  # ids of all sandboxes that have started and are not removed
@@ -401,44 +399,24 @@ class Registry:
             self.room_made.set()
 
     async def tend(self) -> None:
-        """For ever: end sandboxes beyond their lifetime, retry removals that failed, remove what nobody owns."""
+        """For ever: retry removals that failed, remove what nobody owns, forget attempts of long ago."""
         for number in itertools.count(1):
             await asyncio.sleep(_TEND_EVERY_S)
             self._measure()
-            now = time.monotonic()
-            over = [(key, s) for key, s in self._sandboxes.items() if now - s.born > s.template.lifetime_s]
-            await asyncio.gather(*(self._end_over(key, sandbox) for key, sandbox in over))
-            for key, sandbox in self._sandboxes.items():
-                limit_s = sandbox.template.idle_s
-                if limit_s is not None and sandbox.idle_s() > limit_s and key not in self._looking:
-                    self._looking.add(key)
-                    looker = asyncio.create_task(self._end_idle(key, sandbox), name=f"end idle {sandbox.id}")
-                    self._background.add(looker)
-                    looker.add_done_callback(self._background.discard)
             await asyncio.gather(*(self._destroy(sandbox) for sandbox in list(self._doomed)))
             if number % _SWEEP_EVERY == 0:
                 with suppress(SandfleetError):
                     await self._sweep()
             self._attempts.forget_old(self.keys())
 
-    async def _end_over(self, key: RunKey, sandbox: Sandbox) -> None:
-        logger.warning("sandbox beyond its lifetime", extra=_about(key))
-        await self.remove(key)
-        limit_s = sandbox.template.lifetime_s
-        self._attempts.lose(key, f"The sandbox was lost: it reached its lifetime of {limit_s:.0f} s.")
+    def fence(self, key: RunKey) -> Fence:
+        """The newest attempt of the run that has spoken."""
+        return Fence(key, self._attempts.highest(key))
 
-    async def _end_idle(self, key: RunKey, sandbox: Sandbox) -> None:
-        """End a sandbox that nobody has used for long, unless something runs in it. Its workspace is kept."""
-        asked, limit_s = sandbox.asked, sandbox.template.idle_s
-        try:
-            if not await sandbox.runs_something(Fence(key, self._attempts.highest(key))):
-                await self.end(
-                    key, sandbox, asked, f"The sandbox was ended: for {limit_s:g} s nobody had used it."
-                )
-        except SandfleetError as error:
-            logger.warning("idle sandbox not ended", extra={"sandbox": sandbox.id, "reason": error.code})
-        finally:
-            self._looking.discard(key)
+    async def lose(self, key: RunKey, why: str) -> None:
+        """Remove the run's sandbox; the run hears ``why``."""
+        await self.remove(key)
+        self._attempts.lose(key, why)
 
     async def end(self, key: RunKey, sandbox: Sandbox, asked: int, why: str) -> bool:
         """Keep a sandbox's workspace, if there is a bucket, and remove it; its run hears ``why``. False if it is used meanwhile:
@@ -448,13 +426,12 @@ class Registry:
         if sandbox.asked != asked or sandbox.busy or self._sandboxes.get(key) is not sandbox:
             return False
         logger.info("idle sandbox ended", extra={"sandbox": sandbox.id, **_about(key)})
-        await self.remove(key)
-        self._attempts.lose(key, why)
+        await self.lose(key, why)
         return True
 
     async def keep_workspace(self, key: RunKey, sandbox: Sandbox) -> None:
         """Take a snapshot for whoever has the run next. Raises SandfleetError."""
-        await self.snapshots.take(sandbox, Fence(key, self._attempts.highest(key)), "drain")
+        await self.snapshots.take(sandbox, self.fence(key), "drain")
 
     async def open(self) -> None:
         """Begin to adopt the sandboxes that an earlier life of this host left, and remove the rest of it.
