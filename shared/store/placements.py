@@ -78,11 +78,15 @@ async def release(connection: Connection, key: RunKey, host_id: str) -> None:
 
 
 async def knows_sandbox(connection: Connection, key: RunKey) -> bool:
-    """Whether a sandbox was noted for the run."""
+    """Whether a sandbox was noted for the run, or one that is no more has left its files."""
     cursor = await connection.execute(
         """select 1 from placements
-           where tenant = %s and user_id = %s and run_id = %s and sandbox_id is not null""",
-        key,
+           where tenant = %(tenant)s and user_id = %(user_id)s and run_id = %(run_id)s and sandbox_id is not null
+           union all
+           select 1 from snapshots
+           where tenant = %(tenant)s and user_id = %(user_id)s and run_id = %(run_id)s and expires_at > clock_timestamp()
+           limit 1""",
+        key._asdict(),
     )
     return await cursor.fetchone() is not None
 

@@ -10,6 +10,7 @@ import pytest
 from sandfleet.fleet.sandbox.client import SandboxClient
 from sandfleet.fleet.sandbox.errors import SandboxLost
 from sandfleet.shared.errors import NoRoom
+from sandfleet.shared.store.placements import knows_sandbox
 from tests.sandbox.conftest import bucket_env, check_empty, containers
 from tests.waiting import eventually
 
@@ -70,7 +71,8 @@ async def test_a_drain_waits_for_commands_and_takes_nothing_new(own_host, server
 
 async def test_idle_sandboxes_are_kept_and_ended_while_a_command_goes_on(own_host, servers):
     """More than are packed at once; their runs may go on elsewhere at once. Red when all workspaces are kept in the seconds
-    after the grace: of many sandboxes some would be lost."""
+    after the grace: of many sandboxes some would be lost. Red when what a run's sandbox has left is not known any more: the run
+    would be interrupted without keeping it for the one that resumes."""
     host = own_host(
         SANDFLEET_HOST_DRAIN_GRACE_S="600", SANDFLEET_HOST_SAVE_S="0", **await bucket_env(servers)
     )
@@ -98,6 +100,8 @@ async def test_idle_sandboxes_are_kept_and_ended_while_a_command_goes_on(own_hos
             return await execute(host, "select 1 from placements where sandbox_id is not null") == []
 
         await eventually(released, what="nobody waits for this host")
+        async with await psycopg.AsyncConnection.connect(host.database_url) as connection:
+            assert await knows_sandbox(connection, idle[0].fence.key)
         with pytest.raises(SandboxLost, match="its host has stopped"):
             await client.list(host.token(idle[0].fence), "/workspace")
         await busy.write_file("go", b"")
