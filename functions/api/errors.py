@@ -1,6 +1,7 @@
 """How exceptions become answers: one handler per kind, always ``{"detail": "<string>", "code": …}``."""
 
 import logging
+import re
 
 import psycopg
 from fastapi import FastAPI
@@ -18,12 +19,24 @@ _log = logging.getLogger(__name__)
 _SHOWN = 3  # problems of one body that are named
 
 
+_CHOICE = re.compile(r"[\[({]|^(str|int|float|bool|[A-Z][a-z]+(Body|Size))$")
+"""Parts of a problem's place that name one of several types that a field may have, and no field."""
+
+
 def invalid(error: ValidationError | RequestValidationError) -> InvalidRequest:
-    """The 422 for a schema violation. It names the fields and never repeats their values."""
-    problems = error.errors()
+    """The 422 for a schema violation. It names the fields and never repeats their values.
+
+    A field that may be of several types is named once, with all that it may be.
+    """
+    problems: dict[str, list[str]] = {}
+    for problem in error.errors():
+        place = ".".join(str(part) for part in problem["loc"] if not _CHOICE.search(str(part)))
+        message = re.sub(r" or instance of \w+", "", problem["msg"].removeprefix("Value error, "))
+        problems.setdefault(place or "body", []).append(message.replace("valid dictionary", "valid object"))
     named = [
-        f"{'.'.join(str(part) for part in p['loc']) or 'body'}: {p['msg'].removeprefix('Value error, ')}"
-        for p in problems[:_SHOWN]
+        f"{place}: {messages[0]}"
+        + "".join(f", or {m.removeprefix('Input should be ')}" for m in messages[1:])
+        for place, messages in list(problems.items())[:_SHOWN]
     ]
     if len(problems) > _SHOWN:
         named.append(f"and {len(problems) - _SHOWN} more")

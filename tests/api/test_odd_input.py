@@ -3,6 +3,7 @@ it survives exactly. Never a 500."""
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -287,3 +288,36 @@ async def test_nul_in_ids_that_are_no_uuids_finds_nothing(http: httpx.AsyncClien
     assert (await http.post(f"/threads/{thread}/history", json=body)).json() == []
     assert (await http.get(f"/threads/{thread}/history?before=%00")).json() == []
     assert (await http.get("/assistants/%00/graph")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        ({"stream_mode": "nope"}, r"stream_mode: Input should be 'values', .*'tools', or a valid list"),
+        (
+            {"command": {"goto": 5}},
+            r"command\.goto: Input should be a valid string, or a valid object, or a valid list",
+        ),
+        ({"config": "x"}, r"config: Input should be a valid object"),
+        (
+            {"interrupt_before": [1]},
+            r"interrupt_before: .*; interrupt_before\.0: Input should be a valid string",
+        ),
+        ({"checkpoint": {"checkpoint_id": 7}}, r"checkpoint\.checkpoint_id: Input should be a valid string"),
+    ],
+)
+async def test_a_field_of_several_types_is_named_once_by_its_place_in_the_body(
+    http: httpx.AsyncClient, thread: str, body: dict[str, Any], detail: str
+) -> None:
+    """Whoever reads it knows neither our classes nor our validators. Fails when a problem's place is told as pydantic
+    has it."""
+    answer = await http.post(f"/threads/{thread}/runs", json={"assistant_id": "chat", **body})
+    assert answer.status_code == 422
+    assert re.fullmatch(detail, answer.json()["detail"]), answer.text
+
+
+async def test_a_status_that_no_run_can_have_is_refused(http: httpx.AsyncClient, thread: str) -> None:
+    """Fails when it is looked up instead: none found looks like none there."""
+    answer = await http.get(f"/threads/{thread}/runs", params={"status": "done"})
+    assert (answer.status_code, answer.json()["detail"].split(":")[0]) == (422, "status")
+    assert (await http.get(f"/threads/{thread}/runs", params={"status": "success"})).json() == []

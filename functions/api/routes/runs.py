@@ -110,11 +110,14 @@ async def list_runs(request: Request, thread_id: str) -> Response:
     for name in select:
         if name not in SELECTABLE:
             raise InvalidRequest(f"select: {name!r} is no field of a run")
+    status = request.query_params.get("status") or None
+    if status is not None and status not in runs.STATUSES:
+        raise InvalidRequest(f"status: use one of {', '.join(runs.STATUSES)}")
     found = await runs.of_thread(
         resources(request).pool,
         caller(request),
         parse_id(thread_id, "thread_id"),
-        status=request.query_params.get("status") or None,
+        status=status,
         limit=query_int(request, "limit", 10, 1, 1000),
         offset=query_int(request, "offset", 0, 0, 2**31 - 1),
     )
