@@ -100,15 +100,23 @@ def demo(root: Root = ROOT) -> None:
 
 @app.command()
 def run(
-    prompt: str,
-    assistant: Annotated[str, typer.Option(help="Assistant id or graph name.")] = "coder",
+    prompt: Annotated[str | None, typer.Argument(help="What the user says to the agent.")] = None,
+    *,
+    assistant: Annotated[
+        str | None, typer.Option(help="Assistant id or graph name; default: the only graph, else coder.")
+    ] = None,
+    input: Annotated[str | None, typer.Option(help="JSON, for a graph that takes no messages.")] = None,
+    resume: Annotated[
+        str | None, typer.Option(help="Answer (JSON, else text) to what --thread waits for.")
+    ] = None,
+    thread: Annotated[str | None, typer.Option(help="Thread to run on; default: a new one.")] = None,
     root: Root = ROOT,
 ) -> None:
-    """Run an assistant on a prompt and print its events."""
+    """Run an assistant on a prompt, print its events, and say what it waits for."""
     from sandfleet.localstack import terminal
     from sandfleet.localstack.commands import run as command
 
-    terminal.run(command.run(root, prompt, assistant))
+    terminal.run(command.run(root, prompt, assistant, input=input, resume=resume, thread_id=thread))
 
 
 @app.command()

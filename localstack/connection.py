@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 from urllib.parse import quote
+from uuid import UUID
 
 from langgraph_sdk import get_client
 from langgraph_sdk.client import LangGraphClient
@@ -15,6 +17,8 @@ from sandfleet.localstack import dev_file
 from sandfleet.localstack.dev_file import StackInfo
 from sandfleet.localstack.process import LocalStackError
 
+DEFAULT_ASSISTANT = "coder"
+"""What runs when nobody is named: the example that everybody has at first."""
 _LOOKUPS_AT_ONCE = 16
 
 
@@ -28,6 +32,20 @@ def connect(root: Path) -> LangGraphClient:
 def client_of(info: StackInfo) -> LangGraphClient:
     """A client of this stack."""
     return get_client(url=info.api_url, api_key=info.api_key)
+
+
+async def choose_assistant(client: LangGraphClient, wish: str | None) -> str:
+    """The assistant to run: the one that is wished for, else the only graph that is there, else `DEFAULT_ASSISTANT`.
+
+    Raises `LocalStackError` that lists the graphs when there is none of this name.
+    """
+    with suppress(ValueError):
+        return str(UUID(wish or ""))
+    graphs = sorted({assistant["graph_id"] for assistant in await client.assistants.search(limit=1000)})
+    name = wish or (graphs[0] if len(graphs) == 1 else DEFAULT_ASSISTANT)
+    if name not in graphs:
+        raise LocalStackError(f"Name a graph with --assistant: {', '.join(graphs) or 'there is none'}.")
+    return name
 
 
 async def recent_runs(client: LangGraphClient, limit: int) -> list[Run]:

@@ -16,12 +16,13 @@ class EventPrinter:
     """Feed it every event of one run.
 
     After the stream ``answer`` is the text of the last message of the model, ``started`` and ``finished`` are the ids
-    of tool calls that began and ended, and ``error`` is what the run failed with.
+    of tool calls that began and ended, ``error`` is what the run failed with, and ``paused`` whether it waits for an answer.
     """
 
     console: Console
     answer: str = ""
     error: str | None = None
+    paused: bool = False
     events: int = 0
     started: list[str] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
@@ -91,6 +92,7 @@ class EventPrinter:
 
     def _update(self, data: dict[str, Any]) -> None:
         if "__interrupt__" in data:
+            self.paused = True
             self._line(f"[bold yellow]paused[/]   {escape(json.dumps(data['__interrupt__'], default=str))}")
             return
         self._line(f"[dim]step     {escape(', '.join(data))}[/]")

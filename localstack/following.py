@@ -9,25 +9,34 @@ from sandfleet.localstack.event_printer import EventPrinter
 STREAM_MODES: Any = ["messages-tuple", "updates", "tools"]
 
 
-async def run_prompt(
-    client: LangGraphClient, assistant: str, prompt: str, printer: EventPrinter
+def asked(prompt: str) -> dict[str, Any]:
+    """The input of an agent: what its user says."""
+    return {"messages": [{"role": "user", "content": prompt}]}
+
+
+async def run_assistant(
+    client: LangGraphClient,
+    assistant: str,
+    printer: EventPrinter,
+    *,
+    thread_id: str | None = None,
+    input: Any = None,
+    command: Any = None,
 ) -> tuple[str, str]:
-    """Run an assistant on a prompt in a new thread, print the stream, and return the ids of thread and run."""
-    thread = await client.threads.create()
+    """Run an assistant on an input or a command, on this thread or a new one, and print the stream.
+
+    Returns the ids of thread and run.
+    """
+    thread = thread_id or (await client.threads.create())["thread_id"]
     run_id = ""
-    messages: Any = [{"role": "user", "content": prompt}]
     async for part in client.runs.stream(
-        thread["thread_id"],
-        assistant,
-        input={"messages": messages},
-        stream_mode=STREAM_MODES,
-        stream_resumable=True,
+        thread, assistant, input=input, command=command, stream_mode=STREAM_MODES, stream_resumable=True
     ):
         if part.event == "metadata" and isinstance(part.data, dict):
             run_id = part.data.get("run_id", run_id)
         printer.feed(part.event, part.data)
     printer.close()
-    return thread["thread_id"], run_id
+    return thread, run_id
 
 
 async def follow_run(client: LangGraphClient, thread_id: str, run_id: str, printer: EventPrinter) -> None:

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from sandfleet.fleet.graphs.project import read_project
 from sandfleet.fleet.host.base_image import ensure_image
 from sandfleet.localstack import docker_api
 from sandfleet.localstack.emulated_stacks import EmulatedStacks
@@ -111,6 +112,7 @@ class LocalDeployment:
         raises."""
         if not self.project.is_file():
             raise LocalStackError(f"{self.project} does not exist. Name a langgraph.json with --project.")
+        read_project(self.project).check_paths()
         if find_spec("aws_cdk") is None:
             raise LocalStackError(
                 "aws-cdk-lib is not installed: `make install-cdk` brings what deployments need."

@@ -169,10 +169,10 @@ class Process:
             return b"already in use" in log.read()
 
     def log_tail(self, lines: int = 15) -> str:
-        """The last lines of the log."""
+        """The last lines of the log, of this life alone."""
         try:
             with self.log.open("rb") as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - 8192))
+                log.seek(max(self._log_from, log.seek(0, os.SEEK_END) - 8192))
                 text = log.read().decode(errors="replace")
         except OSError:
             return "(no log)"

@@ -18,9 +18,9 @@ def is_there() -> bool:
 
 
 def size() -> tuple[int, int]:
-    """Its rows and columns."""
+    """Its rows and columns; a terminal that does not know (0) has the usual ones."""
     found = os.get_terminal_size(_OUTPUT)
-    return max(1, found.lines), max(1, found.columns)
+    return found.lines or 24, found.columns or 80
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import psycopg
 
+from sandfleet.fleet.graphs.project import read_project
 from sandfleet.fleet.host import firewall
 from sandfleet.fleet.host.base_image import ensure_image
 from sandfleet.fleet.host.engine import Engine
@@ -99,6 +100,7 @@ class Stack:
         """Start everything and return when an executor serves the project. Stop the stack if this raises."""
         if not self.project.is_file():
             raise LocalStackError(f"{self.project} does not exist. Name a langgraph.json with --project.")
+        read_project(self.project).check_paths()  # before minutes may go by with servers and images
         removed = await self.supervisor.open()
         if removed:
             self._say(f"Removed what a killed stack left: {', '.join(removed)}")

@@ -76,6 +76,7 @@ class Supervisor:
         Raises `LocalStackError` if another stack runs here.
         """
         self.root.mkdir(parents=True, exist_ok=True, mode=0o755)
+        (self.root / ".gitignore").write_text("*\n")  # a project's repository is to hold no keys of ours
         lock_path = self.root / "lock"
         self._lock = await self._take(lock_path)
         removed = await asyncio.to_thread(clear, self._record_path, self.instance, docker_host)

@@ -14,7 +14,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.graph.state import StateGraph
 from langgraph.pregel import Pregel
 
-from sandfleet.fleet.graphs.project import Project
+from sandfleet.fleet.graphs.project import Project, is_file, split_spec
 from sandfleet.shared.errors import GraphLoadError
 
 
@@ -88,14 +88,9 @@ def load_graphs(project: Project) -> dict[str, Graph]:
 
 
 def _target(project: Project, graph_id: str, spec: str) -> Any:
-    where, _, name = spec.rpartition(":")
-    if not where or not name:
-        raise GraphLoadError(
-            f"Graph {graph_id!r}: {spec!r} is not of the form './file.py:name' or 'package.module:name'."
-        )
+    where, name = split_spec(graph_id, spec)
     try:
-        is_file = where.endswith(".py") or "/" in where
-        module = _module_of_file(project, where) if is_file else importlib.import_module(where)
+        module = _module_of_file(project, where) if is_file(where) else importlib.import_module(where)
     except GraphLoadError:
         raise
     except Exception as error:

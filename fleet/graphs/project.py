@@ -48,6 +48,19 @@ class Project(BaseModel):
         local = [(self.root / d).resolve() for d in self.dependencies if d.startswith(".")]
         return [*local, self.root.resolve()]
 
+    def check_paths(self) -> None:
+        """Raise GraphLoadError for a file or folder that the file names and that is not there. Imports nothing."""
+        self.environment()
+        for folder in (self.root / d for d in self.dependencies if d.startswith(".")):
+            if not folder.is_dir():
+                raise GraphLoadError(
+                    f"langgraph.json names the dependency {folder}, but there is no such folder."
+                )
+        for graph_id, spec in self.graphs.items():
+            where, _ = split_spec(graph_id, spec)
+            if is_file(where) and not (path := (self.root / where).resolve()).is_file():
+                raise GraphLoadError(f"There is no {path}, which langgraph.json names.")
+
     def environment(self) -> dict[str, str]:
         """Variables that the project asks for. Raises GraphLoadError when its file is missing."""
         if isinstance(self.env, dict):
@@ -58,6 +71,21 @@ class Project(BaseModel):
                 f"langgraph.json names env {self.env!r}, but there is no such file. Create {path}."
             )
         return {k: v for k, v in dotenv_values(path).items() if v is not None}
+
+
+def split_spec(graph_id: str, spec: str) -> tuple[str, str]:
+    """The file or module of a graph, and its name there. Raises GraphLoadError."""
+    where, _, name = spec.rpartition(":")
+    if not where or not name:
+        raise GraphLoadError(
+            f"Graph {graph_id!r}: {spec!r} is not of the form './file.py:name' or 'package.module:name'."
+        )
+    return where, name
+
+
+def is_file(where: str) -> bool:
+    """Whether the place of a graph is a file's path, else it is a module's name."""
+    return where.endswith(".py") or "/" in where
 
 
 def read_project(path: Path) -> Project:
@@ -71,8 +99,11 @@ def read_project(path: Path) -> Project:
         ) from error
     except orjson.JSONDecodeError as error:
         raise GraphLoadError(f"{path} is not JSON: {error}") from error
-    except (ValidationError, TypeError) as error:
-        raise GraphLoadError(f"{path} is not a langgraph.json: {error}") from error
+    except TypeError as error:
+        raise GraphLoadError(f"{path} is not a langgraph.json: it must be a JSON object.") from error
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise GraphLoadError(f"{path} is not a langgraph.json: {wrong}.") from error
 
 
 def apply_environment(project: Project) -> None:

@@ -10,7 +10,7 @@ from sandfleet.localstack import docker_api
 from sandfleet.localstack.connection import client_of
 from sandfleet.localstack.dev_file import StackInfo
 from sandfleet.localstack.event_printer import EventPrinter
-from sandfleet.localstack.following import run_prompt
+from sandfleet.localstack.following import asked, run_assistant
 from sandfleet.localstack.leftovers import LABEL, processes_of
 from sandfleet.localstack.stack import Stack
 from sandfleet.localstack.terminal import Steps, out
@@ -33,7 +33,7 @@ async def demo(root: Path, project: Path) -> int:
         seen: set[str] = set()
         watching = asyncio.create_task(_watch_sandboxes(info, seen))
         async with client_of(info) as client:
-            thread_id, run_id = await run_prompt(client, "coder", TASK, printer)
+            thread_id, run_id = await run_assistant(client, "coder", printer, input=asked(TASK))
             run = await client.runs.get(thread_id, run_id)
         watching.cancel()
         problems += _judge(printer, run["status"])

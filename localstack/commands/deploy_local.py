@@ -28,10 +28,16 @@ async def deploy_local(root: Path, project: Path, size: str) -> int:
         out.print(f"API key:                {key}")
         out.print(f"Logs:                   {deployment.supervisor.logs}")
         out.print(f'Try:                    curl -H "x-api-key: $(cat {key})" {deployed.url}/info')
+        out.print(
+            f'                        SANDFLEET_API_URL={deployed.stream_url} SANDFLEET_API_KEY="$(cat {key})" '
+            "sandfleet run 'Say hi'"
+        )
         out.print("Ctrl-C removes everything.")
         await asyncio.Event().wait()
     finally:
+        began = deployment.supervisor.holds_folder
         for thing in await deployment.stop():
             out.print(f"Removed by force: {thing}")
-        out.print("Removed.")
+        if began:
+            out.print("Removed.")
     return 0

@@ -37,9 +37,11 @@ async def ls(root: Path, limit: int) -> int:
     async with connect(root) as api:
         found = await api.search(limit=limit)
     table = Table(box=None, pad_edge=False)
-    table.add_column("sandbox", no_wrap=True, min_width=36)
-    for title in ("template", "generation", "created", "ends"):
-        table.add_column(title, no_wrap=True)
+    templates = max((len(sandbox["template"]) for sandbox in found), default=0)
+    # A narrow terminal breaks lines rather than cut off what is to be copied or read.
+    columns = {"sandbox": 36, "template": max(templates, 8), "generation": 10, "created": 19, "ends": 19}
+    for title, width in columns.items():
+        table.add_column(title, no_wrap=True, min_width=width)
     for sandbox in found:
         times = [str(sandbox[name])[:19] for name in ("created_at", "expires_at")]
         table.add_row(sandbox["sandbox_id"], sandbox["template"], str(sandbox["generation"]), *times)

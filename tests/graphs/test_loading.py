@@ -119,3 +119,24 @@ def test_a_missing_environment_file_is_said(tmp_path):
     (tmp_path / "langgraph.json").write_text('{"graphs": {"g": "./g.py:g"}, "env": ".env"}')
     with pytest.raises(GraphLoadError, match="there is no such file"):
         read_project(tmp_path / "langgraph.json").environment()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "it must be a JSON object"),
+        ("{}", r"graphs: Field required\.$"),
+        ('{"graphs": {"g": 5}}', r"graphs\.g: Input should be a valid string\.$"),
+        ('{"graphs": {"g": "./g.py"}}', "not of the form"),
+        ('{"graphs": {"g": "./g.py:g"}}', "There is no .*/g.py"),
+        ('{"graphs": {"g": "os:path"}, "dependencies": ["./lib"]}', "dependency .*/lib"),
+        ('{"graphs": {"g": "os:path"}, "env": "own.env"}', "own.env"),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_said_in_one_line_before_anything_is_imported(tmp_path, text, said):
+    """Red when a mistake waits for an executor, or is told as pydantic does, over several lines with its types."""
+    (tmp_path / "langgraph.json").write_text(text)
+    with pytest.raises(GraphLoadError, match=said) as refused:
+        read_project(tmp_path / "langgraph.json").check_paths()
+    assert "\n" not in str(refused.value)

@@ -42,6 +42,34 @@ async def test_a_project_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert "Traceback" not in error
 
 
+async def test_a_mistake_in_the_project_is_said_before_a_server_starts(tmp_path: Path) -> None:
+    """Breaks if an executor is the first to read the project: minutes later, with a database and an engine up."""
+    (tmp_path / "langgraph.json").write_text('{"graphs": {"g": "./nowhere.py:g"}}')
+    code, out, error = await sandfleet("dev", cwd=tmp_path)
+    assert (code, out) == (1, "")
+    assert "nowhere.py, which langgraph.json names" in error
+    assert not (tmp_path / ".sandfleet").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "Give one of"),
+        (["x", "--input", "{}"], "Give one of"),
+        (["--input", "{"], "--input is not JSON"),
+        (["--resume", "yes"], "--thread"),
+    ],
+)
+async def test_what_a_run_is_to_do_is_asked_before_the_api(
+    arguments: list[str], said: str, tmp_path: Path
+) -> None:
+    """Breaks if a run begins with an input that nobody meant."""
+    code, _, error = await sandfleet("run", *arguments, cwd=tmp_path)
+    assert code == 1
+    assert said in error
+    assert "Traceback" not in error
+
+
 AT_AN_IMPORT = """
 import os, sys
 class Sender:

@@ -48,6 +48,25 @@ async def test_a_run_that_fails_is_told_by_the_exit_code(sandfleet):
     assert (code, "error" in said) == (1, True), said
 
 
+async def test_what_a_graph_asks_is_shown_and_answered(sandfleet):
+    """With the very command that `run` prints. Red when a graph with a state of its own can be run only from Python."""
+    code, said = await sandfleet("run", "--input", '{"question": "Buy?"}', "--assistant", "approve")
+    assert code == 0, said
+    assert "Buy?" in said
+    (answer,) = re.findall(r"waits for an answer: sandfleet (run .*) --resume ANSWER", said)
+    code, said = await sandfleet(*answer.split(), "--resume", "yes")
+    assert (code, "waits" in said) == (0, False), said
+    assert "step     ask" in said
+
+
+async def test_a_graph_that_is_not_there_is_answered_with_those_that_are(sandfleet):
+    """Also when nobody has named one and there is no `coder`. Red when the API is asked first, which cannot list them."""
+    for words in ([], ["--assistant", "none"]):
+        code, said = await sandfleet("run", "Say hi", *words)
+        assert code == 1
+        assert re.search(r"Name a graph with --assistant: .*approve, .*messages", said), said
+
+
 async def test_a_run_is_cancelled(sandfleet, client):
     """Also one without a thread of the caller's. Red when only runs of visible threads are found."""
     run = await client.runs.create(None, "slow", input={"seconds": 600})
