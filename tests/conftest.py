@@ -5,8 +5,10 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-# How long an example takes says how busy the machine is.
-hypothesis.settings.register_profile("loaded", deadline=None)
+# How long an example takes, or making one, says how busy the machine is.
+hypothesis.settings.register_profile(
+    "loaded", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("loaded")
 
 pytest_plugins = [
