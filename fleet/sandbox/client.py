@@ -13,6 +13,7 @@ from sandfleet.fleet.sandbox.attached import AttachedCommand
 from sandfleet.fleet.sandbox.errors import StaleAttempt, from_host
 from sandfleet.shared import tracing
 from sandfleet.shared.errors import HostAway, HostBroke, HostUnavailable, SandboxError, SandfleetError
+from sandfleet.shared.fault_points import reach
 from sandfleet.shared.sandbox_token import SandboxTokenInvalid
 from sandfleet.shared.templates import DEFAULT
 
@@ -65,6 +66,7 @@ class SandboxClient:
         Closing the generator before its end kills the command's process tree.
         """
         limit_s = None if timeout_s is None else timeout_s + _GRACE_S
+        reach("command.before")
         async with self._answer(
             "POST", "/sandbox/exec", token, limit_s, data=_body(dumps(request).encode())
         ) as response:

@@ -156,7 +156,8 @@ async def test_a_lost_connection_loses_no_row(
     writer: FencedWriter, connection: AsyncConnection[Any], start_run: StartRun
 ) -> None:
     """The connection is killed again and again while rows are written. Breaks without writing again: the submissions under
-    way would fail."""
+    way would fail. It is killed once it has written something: where connecting takes longer than a fixed pause, no
+    connection would live long enough to write."""
     fence = await start_run()
     kills = 0
 
@@ -168,7 +169,8 @@ async def test_a_lost_connection_loses_no_row(
                 " and datname = current_database()"
             )
             kills += len(await cursor.fetchall())
-            await asyncio.sleep(0.02)
+            written = writer.flushes
+            await eventually(lambda: writer.flushes > written, what="a write after the loss")
 
     killer = asyncio.create_task(kill())
     seq = 0
@@ -176,6 +178,7 @@ async def test_a_lost_connection_loses_no_row(
         await asyncio.gather(*(writer.submit(fence, [event(seq + n)]) for n in range(10)))
         seq += 10
     killer.cancel()
+    await asyncio.gather(killer, return_exceptions=True)
     cursor = await connection.execute(
         "select count(*), max(seq) from journal where run_id = %s", (fence.key.run_id,)
     )

@@ -234,6 +234,42 @@ async def test_an_executor_that_thaws_in_a_tool_call_changes_nothing(
     assert after == lines or point == "tool.started", "the superseded executor made a call"
 
 
+async def test_a_thawed_executors_command_leaves_nothing_in_the_sandbox(
+    stack, client, query, points, tmp_path
+):
+    """It was frozen with the signed command in its hand, and the successor has given the same command in the same sandbox.
+    Red when the host takes a command whose token has expired from an attempt that is not the highest it has seen."""
+    go_on = tmp_path / "go_on"
+    thread = await client.threads.create()
+    (points / "command.before").write_text("stop")
+    run = await client.runs.create(thread["thread_id"], "handed_over", input={"until": str(go_on)})
+    ids = thread["thread_id"], run["run_id"]
+    pid = await frozen_at(points, "command.before")
+
+    async def written():
+        return (await client.threads.get_state(thread["thread_id"]))["values"].get("written")
+
+    async def successor_alone():
+        return await query(
+            "select 1 from executors where heartbeat_at > %s having count(*) = 2 and sum(busy) = 1", thawed_at
+        )
+
+    await eventually(written, PATIENCE_S, "the successor's command")
+    sandbox = "select sandbox_id from placements where run_id = %s"
+    before = await query(sandbox, run["run_id"])
+    ((thawed_at,),) = await query("select clock_timestamp()")
+    await stack.resume(name_of(stack, pid))
+    await eventually(successor_alone, PATIENCE_S, "the end of the thawed executor's attempt")
+    assert await query(sandbox, run["run_id"]) == before
+    go_on.touch()
+    await client.runs.join(*ids)
+    assert await query("select status, attempt from runs where run_id = %s", run["run_id"]) == [
+        ("success", 2)
+    ]
+    values = await client.runs.wait(thread["thread_id"], "handed_over", command={"resume": True})
+    assert values["found"] == "kept\n"
+
+
 async def test_an_executor_that_thaws_in_its_hand_over_changes_nothing(
     stack, client, query, points, tmp_path
 ):

@@ -1,4 +1,4 @@
-"""Writes ``kept`` into a file of its sandbox, waits until the file ``until`` of the machine is there, is interrupted, and
+"""Adds ``kept`` to a file of its sandbox, waits until the file ``until`` of the machine is there, is interrupted, and
 reads the sandbox's file: ``found`` has what it held, or what went wrong."""
 
 import asyncio
@@ -18,7 +18,7 @@ class State(TypedDict, total=False):
 
 
 async def write(state: State) -> State:
-    await running_sandbox().exec("echo kept > note")
+    await running_sandbox().exec("echo kept >> note")
     return {"written": True}
 
 
