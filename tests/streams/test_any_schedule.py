@@ -23,6 +23,9 @@ from sandfleet.shared.streams.follow import StreamEvent
 from tests.streams.wire import Wire, open_wire
 from tests.streams.world import World, open_world, unhurried
 
+# Two hundred schedules are work for one core: on a loaded machine they take as long as it lets them.
+pytestmark = pytest.mark.timeout(1800)
+
 QUIET_STEPS = st.one_of(
     st.tuples(st.just("emit"), st.integers(0, 2), st.text("tm", min_size=1, max_size=5)),
     st.tuples(st.just("emit"), st.just(0), st.text("tm", min_size=1, max_size=5)),

@@ -165,7 +165,7 @@ class Client:
     def last_id(self) -> str | None:
         return next((event.id for event in reversed(self.events) if event.id), None)
 
-    async def end(self, deadline_s: float = 20.0) -> list[StreamEvent]:
+    async def end(self, deadline_s: float = 60.0) -> list[StreamEvent]:
         """All events, once the stream has ended."""
         async with asyncio.timeout(deadline_s):
             await asyncio.shield(self._task)
