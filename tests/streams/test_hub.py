@@ -6,7 +6,7 @@ import time
 import pytest
 from redis.asyncio import Redis
 
-from sandfleet.shared.streams.entry import START, stream_key
+from sandfleet.shared.streams.entry import START, EventId, stream_key
 from tests.streams.wire import open_wire
 from tests.streams.world import Client, World, open_world, unhurried
 from tests.waiting import eventually
@@ -108,9 +108,9 @@ async def test_a_quiet_stream_is_read_beyond_the_block_time(database: str, redis
 
 
 async def test_a_slow_client_loses_its_buffer_and_no_event(database: str, redis_url: str) -> None:
-    """It holds 50 events at most while 600 pass, and is then served from Redis by its cursor. Broken by an unbounded
-    buffer (the first assertion), or by not reading again (a `resync`)."""
-    async with open_world(database, redis_url, buffer_events=50, poll_every_s=60) as world:
+    """It holds 50 events at most, or 900 bytes, while 600 pass, and is then served from Redis by its cursor. Broken by a
+    buffer without either bound (the first assertions), or by not reading again (a `resync`)."""
+    async with open_world(database, redis_url, buffer_events=50, buffer_bytes=900, poll_every_s=60) as world:
         stream = await world.start()
         await stream.drain()
         subscription = world.hub.subscribe(stream.fence.key, START)
@@ -123,6 +123,13 @@ async def test_a_slow_client_loses_its_buffer_and_no_event(database: str, redis_
         assert subscription.lost
         assert subscription.take() == []
         subscription.close()
+
+        large = world.hub.subscribe(stream.fence.key, EventId(1, 600))
+        stream.emit("messages", b"x" * 1000, journalled=False)
+        await stream.drain()
+        await eventually(lambda: world.hub._watched[stream.fence.key].position == (1, 601))
+        assert large.lost
+        large.close()
 
         key = await world.run()
         slow = world.follow(key, hold=asyncio.Event(), fresh=True)
@@ -201,14 +208,72 @@ async def test_a_silent_redis_is_noticed(database: str, redis_url: str) -> None:
         client = world.follow(stream.fence.key)
         await eventually(lambda: client.events)
         wire.silence()
+        joining = world.follow(stream.fence.key, live_only=True)
         stream.emit("updates", b"1", journalled=True)
         await world.finish(stream)
         assert [e.id for e in await client.end()] == ["1-0", "1-1", "1-2"]
+        assert (await joining.end())[-1].event == "end"
         await wire.mend()
 
 
+async def test_a_connection_that_fell_silent_is_given_up(database: str, redis_url: str) -> None:
+    """Token deltas come by another one. Broken by a read without a time limit: nobody would see any from then on."""
+    async with (
+        open_wire(redis_url) as (wire, url),
+        open_world(database, redis_url, hub_url=url, block_s=0.1, poll_every_s=3600) as world,
+    ):
+        stream = await world.start()
+        client = world.follow(stream.fence.key)
+        await eventually(lambda: client.events)
+        wire.strand()
+        stream.emit("messages", b"1", journalled=False)
+        await eventually(lambda: client.names == ["metadata", "messages"], what="the token delta")
+        await world.finish(stream)
+        await client.end()
+
+
+async def test_a_client_that_is_ahead_keeps_no_journalled_event_from_the_others(
+    database: str, redis_url: str
+) -> None:
+    """Redis has nothing, so the comparison with the journal alone brings it. Broken by comparing with the first client's
+    place, or the last one's."""
+    async with (
+        open_wire(redis_url) as (wire, url),
+        open_world(database, redis_url, publisher_url=url) as world,
+    ):
+        stream = await world.start()
+        await stream.drain()
+        ahead, client, further = (world.follow(stream.fence.key, at) for at in ("9-99", None, "8-88"))
+        await eventually(
+            lambda: client.events and len(world.hub._watched[stream.fence.key].subscriptions) == 3
+        )
+        await wire.cut()
+        stream.emit("updates", b"1", journalled=True)
+        await eventually(lambda: "updates" in client.names, what="the event that only the journal has")
+        await world.finish(stream)
+        for each in (ahead, client, further):
+            assert (await each.end())[-1].event == "end"
+
+
+async def test_a_client_that_comes_when_others_have_read_on_misses_nothing(
+    database: str, redis_url: str
+) -> None:
+    """What it has not had does not come to it live any more. Broken by not reading it from Redis: a `resync`."""
+    async with open_world(database, redis_url, poll_every_s=3600) as world:
+        stream = await world.start()
+        first = world.follow(stream.fence.key)
+        for n in range(3):
+            stream.emit("messages", b"%d" % n, journalled=False)
+        await eventually(lambda: len(first.events) == 4)
+        late = world.follow(stream.fence.key, fresh=True)
+        await world.finish(stream)
+        for client in (first, late):
+            assert [e.id for e in await client.end()] == [f"1-{n}" for n in range(5)]
+
+
 async def test_an_entry_that_is_not_ours_costs_nobody_the_stream(world: World) -> None:
-    """It is a hole as any other. Broken by letting the error end the reader that serves all."""
+    """It is a hole as any other, live and when it is read again. Broken by letting the error out: it would break the stream
+    of whoever comes later."""
     stream = await world.start()
     client = world.follow(stream.fence.key)
     await eventually(lambda: client.events)
@@ -216,6 +281,8 @@ async def test_an_entry_that_is_not_ours_costs_nobody_the_stream(world: World) -
     stream.reserve(1)
     await world.finish(stream)
     assert [e.event for e in await client.end()] == ["metadata", "resync", "end"]
+    late = world.follow(stream.fence.key)
+    assert [e.event for e in await late.end()] == ["metadata", "resync", "end"]
 
 
 async def test_the_streams_of_two_hubs_do_not_disturb_each_other(

@@ -51,6 +51,13 @@ class Wire:
         if not replies_only:
             self._requests.clear()
 
+    def strand(self) -> None:
+        """The connections that are open now stay so and are silent for ever; new ones get through."""
+        self.silence()
+        self._requests, self._replies = asyncio.Event(), asyncio.Event()
+        self._requests.set()
+        self._replies.set()
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
         task = asyncio.current_task()
