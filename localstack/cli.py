@@ -1,7 +1,8 @@
 """The command ``sandfleet``. Each command imports its own module, so that the help is quick."""
 
+from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -39,6 +40,8 @@ Ttl = Annotated[
     ),
 ]
 ROOT = Path(".sandfleet")
+
+_DAYS = ["%Y-%m-%d"]
 
 
 def _project(given: Path | None) -> Path:
@@ -239,6 +242,26 @@ def invariants(
     from sandfleet.localstack.commands import invariants as command
 
     terminal.run(command.invariants(root, as_json, all_runs))
+
+
+@app.command()
+def usage(
+    first: Annotated[
+        datetime | None,
+        typer.Option("--from", formats=_DAYS, help="First day (UTC); default: 29 days before the last."),
+    ] = None,
+    last: Annotated[
+        datetime | None, typer.Option("--to", formats=_DAYS, help="Last day (UTC); default: today.")
+    ] = None,
+    by: Annotated[Literal["tenant", "day", "model", "user"], typer.Option(help="What to add up.")] = "tenant",
+    tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
+    root: Root = ROOT,
+) -> None:
+    """Print what tenants have used of models: calls, tokens and costs."""
+    from sandfleet.localstack import terminal
+    from sandfleet.localstack.commands import usage as command
+
+    terminal.run(command.usage(root, first, last, by, tenant))
 
 
 @app.command("dead-letters")

@@ -32,11 +32,19 @@ class Usage:
         """From LangChain's ``usage_metadata``; what a provider does not say is 0."""
         details = usage_metadata.get("input_token_details") or {}
         return cls(
-            usage_metadata.get("input_tokens") or 0,
-            usage_metadata.get("output_tokens") or 0,
-            details.get("cache_read") or 0,
-            details.get("cache_creation") or 0,
+            _tokens(usage_metadata.get("input_tokens")),
+            _tokens(usage_metadata.get("output_tokens")),
+            _tokens(details.get("cache_read")),
+            _tokens(details.get("cache_creation")),
         )
+
+
+MOST_TOKENS = 10**12
+"""More than a model can use in one run: a provider that says more, or less than nothing, is not believed."""
+
+
+def _tokens(said: Any) -> int:
+    return min(max(int(said or 0), 0), MOST_TOKENS)
 
 
 def cost_usd(usage: Usage, price: Price) -> float:

@@ -167,7 +167,13 @@ class Settings(BaseSettings):
     journal_retention_s: int = Field(
         7 * 24 * 3600,
         gt=0,
-        description="How long the events of a run that has ended can be read again; of older ones only the end is kept.",
+        description="How long the events of a run that has ended, and what it used of models, can be read again; of older "
+        "ones only the end is kept, and sums of usage by day.",
+    )
+    usage_retention_s: int = Field(
+        400 * 24 * 3600,
+        gt=0,
+        description="How long the sums of what tenants have used of models are kept, by day.",
     )
     run_timeout_s: float = Field(
         3600.0, gt=0, description="Hard timeout of a run, counted from its first start."

@@ -37,6 +37,7 @@ from sandfleet.fleet.executor.run_request import (
     head_config,
 )
 from sandfleet.fleet.executor.run_spans import CallSpans
+from sandfleet.fleet.executor.run_usage import RunUsage
 from sandfleet.fleet.executor.saver import FencedSaver
 from sandfleet.fleet.executor.snapshots import interrupts_by_task, payload_rows, state_rows
 from sandfleet.fleet.executor.tool_ledger import ToolLedger
@@ -115,7 +116,9 @@ class Execution:
         self._task: asyncio.Task[Any] | None = None
         self._base = lease.claimed  # the moment that run.claimed_at names on the database's clock
         self._prepared: float | None = None
-        self._watch = CallWatch(lease, partial(services.metrics.used, run.fence.key.tenant))
+        counted = partial(services.metrics.used, run.fence.key.tenant)
+        self.usage = RunUsage(run.fence, services.writer, services.settings.prices, counted)
+        self._watch = CallWatch(lease, self.usage.add)
         self._spans = CallSpans() if tracing.on() else None
         self._span = Span()
         self._failed_at: Stage | None = None
@@ -455,10 +458,13 @@ class Execution:
 
     async def _settle(self, stream: RunStream) -> None:
         """Wait for what was written in passing, and when the run was broken off. Once it is given away its fence holds no
-        longer, and the last events, states and steps would be lost."""
+        longer, and the last events, states, steps and model calls would be lost."""
+        self._watch.close()
         await stream.drain()
         with suppress(SandfleetError):  # then another attempt goes on from the checkpoint before
             await self._saver.write_held()
+        with suppress(SandfleetError):
+            await self.usage.settle()
         if self._in_passing or self._stop is not None:
             await self._services.writer.drain()
 

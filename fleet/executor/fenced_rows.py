@@ -106,8 +106,29 @@ class ToolCallRow(NamedTuple):
     error: str | None
 
 
+class UsageRow(NamedTuple):
+    """What the attempt has used of one model so far, in absolute numbers. `shared.store.usage.Used` says what each is."""
+
+    model: str
+    calls: int
+    unmetered_calls: int
+    unpriced_calls: int
+    input_tokens: int
+    output_tokens: int
+    cache_read_tokens: int
+    cache_creation_tokens: int
+    cost_usd: float
+
+
 Row = (
-    JournalRow | CheckpointRow | ChannelBlobRow | PendingWritesRow | SnapshotRow | StateBlobRow | ToolCallRow
+    JournalRow
+    | CheckpointRow
+    | ChannelBlobRow
+    | PendingWritesRow
+    | SnapshotRow
+    | StateBlobRow
+    | ToolCallRow
+    | UsageRow
 )
 Batch = Sequence[tuple[Fence | Owner, Sequence[Row]]]
 
@@ -145,8 +166,8 @@ def _pack(element_oid: int, values: Sequence[bytes | None]) -> _Packed:
     return _Packed(b"".join(parts))
 
 
-def _pack_numbers(element_oid: int, code: str, size: int) -> Callable[[Sequence[int]], _Packed]:
-    def pack(values: Sequence[int]) -> _Packed:
+def _pack_numbers(element_oid: int, code: str, size: int) -> Callable[[Sequence[float]], _Packed]:
+    def pack(values: Sequence[float]) -> _Packed:
         flat = [part for value in values for part in (size, value)]
         return _Packed(
             _HEADER.pack(1, 0, element_oid, len(values), 1)
@@ -165,6 +186,8 @@ _PACKERS: dict[str, Callable[[Sequence[Any]], _Packed]] = {
     "uuid": lambda values: _pack(2950, [None if v is None else v.bytes for v in values]),
     "int": _pack_numbers(23, "i", 4),
     "smallint": _pack_numbers(21, "h", 2),
+    "bigint": _pack_numbers(20, "q", 8),
+    "double precision": _pack_numbers(701, "d", 8),
 }
 
 
@@ -251,6 +274,14 @@ _KINDS: tuple[_Kind, ...] = (
         """, attempt = case excluded.status when 'started' then excluded.attempt else tool_calls.attempt end,
              started_at = case excluded.status when 'started' then clock_timestamp() else tool_calls.started_at end,
              finished_at = case excluded.status when 'started' then null else clock_timestamp() end""",
+    ),
+    _Kind(
+        "run_usage",
+        UsageRow,
+        ("text", *(("bigint",) * 7), "double precision"),
+        ("tenant", "user_id", "run_id", "attempt", "model"),
+        ("tenant", "user_id", "run_id", "attempt"),
+        UsageRow._fields[1:],
     ),
 )
 _KIND_OF = {kind.row: number for number, kind in enumerate(_KINDS)}

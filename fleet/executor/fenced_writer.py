@@ -40,6 +40,10 @@ class ExecutorStopped(Unavailable):
     """The executor stopped before this was written; another one goes on from what was."""
 
 
+PUT_OFF_S = 1.0
+"""How long rows are put off at most."""
+
+
 class _Item(NamedTuple):
     who: Fence | Owner
     rows: Sequence[Row]
@@ -47,11 +51,16 @@ class _Item(NamedTuple):
     done: "asyncio.Future[None]"
 
 
+class _PutOff(NamedTuple):
+    rows: Sequence[Row]
+    done: "asyncio.Future[None]"
+
+
 class FencedWriter:
     """Writes rows for all runs of a process over a connection of its own, on the event loop that called ``start``.
 
-    There is no timer: a flush takes what is pending, and the next one begins when it has ended, so that batches grow with
-    the load. A flush is bounded by ``max_rows`` and ``max_bytes`` (payload; one item always fits). Lost connections are
+    A flush waits for no timer: it takes what is pending, and the next one begins when it has ended, so that batches grow
+    with the load. A flush is bounded by ``max_rows`` and ``max_bytes`` (payload; one item always fits). Lost connections are
     opened again and the rows written again, which is safe because repeated rows are ignored or replaced by themselves.
     """
 
@@ -60,6 +69,8 @@ class FencedWriter:
         self._max_rows = max_rows
         self._max_bytes = max_bytes
         self._pending: deque[_Item] = deque()
+        self._deferred: dict[Fence, _PutOff] = {}
+        self._timer: asyncio.TimerHandle | None = None
         self._newest: asyncio.Future[None] | None = None
         self._wake = asyncio.Event()
         self._connection: AsyncConnection[Any] | None = None
@@ -82,6 +93,7 @@ class FencedWriter:
 
     async def stop(self, deadline_s: float = 5.0) -> None:
         """Write what is pending, for at most ``deadline_s``, and close. What is left then fails with ExecutorStopped."""
+        self._submit_all_put_off()
         self._stopping = True
         self._wake.set()
         if self._task is not None:
@@ -101,7 +113,42 @@ class FencedWriter:
         ExecutorStopped. Submissions are committed in order, each as a whole. Nobody has to await
         the future, and cancelling it takes nothing back.
         """
-        done: asyncio.Future[None] = self.loop.create_future()
+        later = self._deferred.pop(who, None) if rows and isinstance(who, Fence) else None
+        if later is not None:
+            return self._queue(who, [*rows, *later.rows], later.done)
+        return self._queue(who, rows, self.loop.create_future())
+
+    def put_off(self, fence: Fence, rows: Sequence[Row]) -> "asyncio.Future[None]":
+        """Let rows go along with whatever the run submits next, or after `PUT_OFF_S` with those of other runs: they cost no
+        statement of their own while a run writes anything. They take the place of those that the run has put off before.
+
+        The future is that of the submission which they become part of: it fails also for the sake of its other rows.
+        """
+        earlier = self._deferred.get(fence)
+        done = self.loop.create_future() if earlier is None else earlier.done
+        self._deferred[fence] = _PutOff(rows, done)
+        if self._stopping:
+            self.submit_put_off(fence)
+        elif self._timer is None:
+            self._timer = self.loop.call_later(PUT_OFF_S, self._submit_all_put_off)
+        return done
+
+    def submit_put_off(self, fence: Fence) -> None:
+        """Submit what a run has put off, if anything."""
+        later = self._deferred.pop(fence, None)
+        if later is not None:
+            self._queue(fence, later.rows, later.done)
+
+    def _submit_all_put_off(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for fence in list(self._deferred):
+            self.submit_put_off(fence)
+
+    def _queue(
+        self, who: Fence | Owner, rows: Sequence[Row], done: "asyncio.Future[None]"
+    ) -> "asyncio.Future[None]":
         item = _Item(who, rows, sum(_size(row) for row in rows), done)
         if self._stopping:
             _fail(item, _stopped())

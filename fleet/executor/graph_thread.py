@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 
 from sandfleet.fleet.executor import intercept_tools, outgoing, sync_durability, whole_steps
 from sandfleet.fleet.executor.execution import Ended, Execution, Services, Stop
+from sandfleet.fleet.executor.fenced_rows import UsageRow
 from sandfleet.fleet.executor.fenced_writer import FencedWriter
 from sandfleet.fleet.executor.finisher import Finisher
 from sandfleet.fleet.executor.lease import Lease
@@ -76,6 +77,11 @@ class GraphThread:
     def works_on(self, fence: Fence) -> bool:
         """Whether an attempt's coroutine has been begun and not ended."""
         return fence in self._executions
+
+    def usage_of(self, fence: Fence) -> list[UsageRow]:
+        """What an attempt whose coroutine has not ended has used of models so far."""
+        execution = self._executions.get(fence)
+        return [] if execution is None else execution.usage.rows()
 
     def close(self, timeout_s: float) -> bool:
         """Close what was opened and end the thread; false when a graph blocks it for more than ``timeout_s``, or does not

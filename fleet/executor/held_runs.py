@@ -9,6 +9,7 @@ import psycopg
 from redis.asyncio import Redis
 
 from sandfleet.fleet.executor.execution import Ended, Stop
+from sandfleet.fleet.executor.fenced_rows import register, statement
 from sandfleet.fleet.executor.graph_thread import GraphThread
 from sandfleet.fleet.executor.lease import Lease
 from sandfleet.fleet.executor.session import Session
@@ -194,6 +195,7 @@ class HeldRuns:
     async def _end(self, held: _Held, status: str, error: str | None) -> None:
         held.try_end_at = time.monotonic() + _TRY_AGAIN_S
         try:
+            await self._keep_usage([held.run.fence])
             async with self._orders.connection() as connection:
                 ended, ready = await end_attempt(
                     connection, held.run.fence, status, error, rollback=held.stop is Stop.ROLLBACK
@@ -218,6 +220,17 @@ class HeldRuns:
             fence = held.run.fence
             over = EndedRun(fence.key.run_id, fence.attempt + 1, error)
             await announce_ends(self._redis, self._settings, [over])
+
+    async def _keep_usage(self, fences: Iterable[Fence]) -> None:
+        """Write what attempts whose graphs are still at work have used of models: their own loop may be blocked, and their
+        fences hold no longer."""
+        batch = [(fence, rows) for fence in fences if (rows := self._thread.usage_of(fence))]
+        if not batch:
+            return
+        query, parameters = statement(batch)
+        async with self._orders.connection() as connection:
+            register(connection)
+            await connection.execute(query, parameters, binary=True)
 
     # --- the ends of runs --------------------------------------------------------------------------------------
 
@@ -251,6 +264,7 @@ class HeldRuns:
             try:
                 await self._suspend([fence for fence in fences if self._waits_for_room(fence)])
                 fences = list(self._leaving)
+                await self._keep_usage(fences)
                 async with self._orders.connection() as connection:
                     given, locked = await hand_over(connection, fences)
             except (psycopg.Error, OSError, TimeoutError) as error:

@@ -14,7 +14,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from sandfleet.fleet.executor.failure_stage import Stage
 from sandfleet.shared.metrics_server import OTHER, BoundedLabel
-from sandfleet.shared.prices import Usage, cost_usd, price_of
+from sandfleet.shared.prices import Usage
 from sandfleet.shared.settings import Settings
 from sandfleet.shared.store.claims import ClaimedRun, Ending
 
@@ -99,7 +99,6 @@ class ExecutorMetrics:
 
     def __init__(self, settings: Settings, graphs: Iterable[str]) -> None:
         self._pool = settings.pool
-        self._prices = settings.prices
         self._tenants = BoundedLabel(settings.metrics_tenants)
         self._graphs = {graph: _OfGraph(settings.pool, graph) for graph in (*graphs, OTHER)}
         _SLOTS.labels(settings.pool).set(settings.slots)
@@ -134,17 +133,16 @@ class ExecutorMetrics:
         """The attempt is over and the run is not: ``superseded``, ``handed_over`` or ``no_room``."""
         self._of(run).left[why].inc()
 
-    def used(self, tenant: str, model: str, usage: Usage) -> None:
-        """A model call has used tokens of a tenant's."""
+    def used(self, tenant: str, usage: Usage, cost: float | None) -> None:
+        """A model call has used tokens of a tenant's; ``cost`` in US dollars, None for a model without a price."""
         label = self._tenants.of(tenant)
         plain = usage.input - usage.cache_read
         for kind, count in (("input", plain), ("cached_input", usage.cache_read), ("output", usage.output)):
             if count > 0:
                 _TOKENS.labels(label, kind).inc(count)
-        price = price_of(model, self._prices)
-        if price is None:
+        if cost is None:
             _UNPRICED.inc(usage.input + usage.output)
-        elif (cost := cost_usd(usage, price)) > 0:
+        elif cost > 0:
             _COST.labels(label).inc(cost)
 
 

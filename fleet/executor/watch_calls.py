@@ -32,8 +32,9 @@ class CallWatch(BaseCallbackHandler):
     ignore_retriever = True
     ignore_custom_event = True
 
-    def __init__(self, lease: Lease, used: Callable[[str, Usage], None]) -> None:
-        """``used`` is told the model and the tokens of each call that has ended."""
+    def __init__(self, lease: Lease, used: Callable[[str, Usage | None], None]) -> None:
+        """``used`` is told the model and the tokens of each call that has ended; None if nobody has told these, as for
+        calls that failed or were broken off, and by providers that send none."""
         self._lease = lease
         self._used = used
         self._calls: dict[UUID, _Call] = {}
@@ -72,8 +73,8 @@ class CallWatch(BaseCallbackHandler):
         if call is not None:
             metrics.model_call_ends(call.begun, "ok")
             usage = getattr(message, "usage_metadata", None)
-            if message is not None and usage:
-                self._used(call.model or message.response_metadata.get("model_name") or "", Usage.of(usage))
+            answered_by = "" if message is None else message.response_metadata.get("model_name")
+            self._used(call.model or answered_by or "", Usage.of(usage) if usage else None)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         self.error = error
@@ -81,6 +82,7 @@ class CallWatch(BaseCallbackHandler):
         if call is not None:
             cancelled = isinstance(error, (asyncio.CancelledError, GeneratorExit))
             metrics.model_call_ends(call.begun, "cancelled" if cancelled else "error")
+            self._used(call.model, None)
 
     @property
     def under_way(self) -> bool:
@@ -90,7 +92,9 @@ class CallWatch(BaseCallbackHandler):
     def close(self) -> None:
         """The run is over here: calls whose end nobody told are under way no longer."""
         while self._calls:
-            metrics.model_call_ends(self._calls.popitem()[1].begun, "cancelled")
+            call = self._calls.popitem()[1]
+            metrics.model_call_ends(call.begun, "cancelled")
+            self._used(call.model, None)
 
 
 def _has_output(message: Any) -> bool:

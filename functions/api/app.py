@@ -25,6 +25,7 @@ from sandfleet.functions.api.routes import (
     system,
     thread_state,
     threads,
+    usage,
 )
 from sandfleet.shared.settings import Settings
 
@@ -82,6 +83,7 @@ def create_app(settings: Settings, *, buffered: bool = False) -> FastAPI:
         sandbox_files,
         sandbox_processes,
         sandbox_snapshots,
+        usage,
         system,
     ):
         app.include_router(module.router)

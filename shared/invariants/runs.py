@@ -127,6 +127,10 @@ _RULES = {
              from journal e where e.tenant = r.tenant and e.user_id = r.user_id and e.run_id = r.run_id) j
            where j.ends <> 1 or not j.ends_last or not j.begins""",
     ),
+    "usage of an attempt that there never was": (
+        _ENDED,
+        f"""select r.run_id, 'attempt ' || x.attempt from ended r join run_usage x on {_RUN} where x.attempt > r.attempt""",
+    ),
     "run that waits beside room": (
         "",
         f"""select run_id, 'it has waited longest, and ' || room || ' has room' from (

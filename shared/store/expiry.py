@@ -1,4 +1,5 @@
-"""Forgetting what is old: idempotency keys, threads of stateless runs, journals, operations, sandboxes, parts that are gone."""
+"""Forgetting what is old: idempotency keys, threads of stateless runs, journals, operations, sandboxes, parts that are gone.
+What is old of usage is added up by day first."""
 
 from typing import Any, LiteralString
 from uuid import UUID
@@ -6,6 +7,7 @@ from uuid import UUID
 from psycopg import AsyncConnection
 
 from sandfleet.shared.store import sandboxes
+from sandfleet.shared.store.usage import ADDED, COLUMNS
 
 Connection = AsyncConnection[Any]
 
@@ -32,6 +34,11 @@ OLD_OPERATIONS: LiteralString = f"""(
   (select min(finished_at) from runs where kind <> 'run' and finished_at is not null)
     < now() - make_interval(secs => {FORGET_S}))"""
 OLD_SANDBOXES: LiteralString = "((select min(expires_at) from sandboxes) < now())"
+# A day more: a run begins before it ends. Those that are left when their day comes wait for runs that took longer.
+OLD_RUN_USAGE: LiteralString = """((select min(day) from run_usage)
+  < ((now() - make_interval(secs => %(retention_s)s)) at time zone 'UTC')::date - 1)"""
+OLD_DAILY_USAGE: LiteralString = """((select min(day) from daily_usage)
+  < ((now() - make_interval(secs => %(usage_retention_s)s)) at time zone 'UTC')::date)"""
 SILENT: LiteralString = f"""(
   (select least((select min(heartbeat_at) from executors), (select min(heartbeat_at) from hosts where folder is null)))
     < now() - make_interval(secs => {FORGET_S})
@@ -101,6 +108,54 @@ async def forget_operations(connection: Connection) -> int:
            delete from runs r using left_over o
            where r.tenant = o.tenant and r.user_id = o.user_id and r.run_id = o.run_id""",
         (FORGET_S, BATCH),
+    )
+    return cursor.rowcount
+
+
+_FOLDED = 1000  # rows of usage that are added up at a time: they are small
+
+
+async def fold_usage(connection: Connection, retention_s: float) -> int:
+    """Add up by day what attempts have used whose run is forgotten, or its events are: nobody writes such a row again."""
+    cursor = await connection.execute(
+        f"""with old as materialized (
+             select tenant, user_id, run_id, attempt, model from run_usage u
+             where day < ((clock_timestamp() - make_interval(secs => %s)) at time zone 'UTC')::date - 1
+               and not exists (select 1 from runs r where r.tenant = u.tenant and r.user_id = u.user_id
+                 and r.run_id = u.run_id and not r.journal_expired)
+             order by day limit {_FOLDED} for update skip locked),
+           gone as (
+             delete from run_usage u using old o where u.tenant = o.tenant and u.user_id = o.user_id
+               and u.run_id = o.run_id and u.attempt = o.attempt and u.model = o.model returning u.*),
+           added as (
+             insert into daily_usage as d (tenant, day, user_id, model, {COLUMNS})
+             select tenant, day, user_id, model, {ADDED} from gone group by tenant, day, user_id, model
+             on conflict (tenant, day, user_id, model) do update set
+               calls = d.calls + excluded.calls,
+               unmetered_calls = d.unmetered_calls + excluded.unmetered_calls,
+               unpriced_calls = d.unpriced_calls + excluded.unpriced_calls,
+               input_tokens = d.input_tokens + excluded.input_tokens,
+               output_tokens = d.output_tokens + excluded.output_tokens,
+               cache_read_tokens = d.cache_read_tokens + excluded.cache_read_tokens,
+               cache_creation_tokens = d.cache_creation_tokens + excluded.cache_creation_tokens,
+               cost_usd = d.cost_usd + excluded.cost_usd)
+           select count(*) from gone""",
+        (retention_s,),
+    )
+    row = await cursor.fetchone()
+    assert row is not None
+    folded: int = row[0]
+    return folded
+
+
+async def expire_usage(connection: Connection, retention_s: float) -> int:
+    """Forget the oldest sums of usage."""
+    cursor = await connection.execute(
+        f"""delete from daily_usage where (tenant, day, user_id, model) in (
+             select tenant, day, user_id, model from daily_usage
+             where day < ((clock_timestamp() - make_interval(secs => %s)) at time zone 'UTC')::date
+             order by day limit {_FOLDED} for update skip locked)""",
+        (retention_s,),
     )
     return cursor.rowcount
 

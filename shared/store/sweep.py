@@ -23,9 +23,11 @@ from sandfleet.shared.store.cancellation import TEMPORARY_KEEP_S
 from sandfleet.shared.store.ended import EndedRun
 from sandfleet.shared.store.expiry import (
     BATCH,
+    OLD_DAILY_USAGE,
     OLD_JOURNALS,
     OLD_KEYS,
     OLD_OPERATIONS,
+    OLD_RUN_USAGE,
     OLD_SANDBOXES,
     OLD_THREADS,
     SILENT,
@@ -33,6 +35,8 @@ from sandfleet.shared.store.expiry import (
     expire_keys,
     expire_sandboxes,
     expire_threads,
+    expire_usage,
+    fold_usage,
     forget_operations,
     forget_silent,
 )
@@ -91,6 +95,7 @@ async def sweep_as_configured(
         settings.lease_s,
         settings.idempotency_ttl_s,
         settings.journal_retention_s,
+        usage_retention_s=settings.usage_retention_s,
         ended=ended,
     )
 
@@ -102,6 +107,7 @@ async def sweep(
     idempotency_ttl_s: float,
     journal_retention_s: float = 7 * 24 * 3600,
     *,
+    usage_retention_s: float = 400 * 24 * 3600,
     ended: list[EndedRun] | None = None,
 ) -> ReadyRuns:
     """One pass. Returns the pools that got ready runs, whose executors should be woken.
@@ -126,6 +132,8 @@ async def sweep(
         _Step(OLD_THREADS, partial(expire_threads, connection)),
         _Step(OLD_JOURNALS, partial(expire_journals, connection, journal_retention_s)),
         _Step(OLD_OPERATIONS, partial(forget_operations, connection)),
+        _Step(OLD_RUN_USAGE, partial(fold_usage, connection, journal_retention_s)),
+        _Step(OLD_DAILY_USAGE, partial(expire_usage, connection, usage_retention_s)),
         _Step(OLD_SANDBOXES, partial(expire_sandboxes, connection)),
         _Step(SILENT, partial(forget_silent, connection)),
     ]
@@ -137,6 +145,7 @@ async def sweep(
             "grace_s": _TIMEOUT_GRACE_S,
             "idempotency_ttl_s": idempotency_ttl_s,
             "retention_s": journal_retention_s,
+            "usage_retention_s": usage_retention_s,
         },
     )
     row = await cursor.fetchone()

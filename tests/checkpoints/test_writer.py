@@ -17,6 +17,7 @@ from sandfleet.fleet.executor.fenced_rows import (
     Row,
     SnapshotRow,
     StateBlobRow,
+    UsageRow,
 )
 from sandfleet.fleet.executor.fenced_writer import ExecutorStopped, FencedWriter, RowRefused
 from sandfleet.shared.errors import Unavailable
@@ -43,6 +44,7 @@ def one_of_each(thread: str) -> list[Row]:
             thread, "ns", "c", None, None, b'{"ch":null}', b"{}", b"[]", b"[]", b'{"t":1}', b"{}", "2026"
         ),
         StateBlobRow(thread, b"\x00" * 32, b'"large"'),
+        UsageRow("m", 1, 0, 0, 10, 5, 2, 1, 0.5),
     ]
 
 
@@ -53,7 +55,7 @@ async def test_one_statement_writes_what_all_runs_have_pending(
     fences = [await start_run() for _ in range(20)]
     await asyncio.gather(*(writer.submit(f, one_of_each(f"all-{n}")) for n, f in enumerate(fences)))
     assert writer.flushes == 1
-    assert writer.rows == 120
+    assert writer.rows == 140
     cursor = await connection.execute(
         "select count(distinct xmin::text), count(*) from checkpoints where thread_id like 'all-%'"
     )

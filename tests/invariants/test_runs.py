@@ -121,6 +121,11 @@ SEEDS = [
         "insert into tool_calls (tenant, user_id, run_id, call_id, execution, ns, name, attempt, status)"
         f" select tenant, user_id, run_id, run_id, 0, '', 'rm', 1, 'started' from runs {OF}",
     ),
+    (
+        "usage of an attempt that there never was",
+        "ended",
+        f"insert into run_usage select tenant, user_id, run_id, attempt + 1, 'm', current_date, 1, 0, 0, 1, 1, 0, 0, 0 from runs {OF}",
+    ),
     ("ended run that holds its thread", "ended", f"update threads set active_run = %(run)s {THREAD_OF}"),
     (
         "busy thread without a live run",

@@ -42,6 +42,18 @@ async def test_a_run_is_started_listed_and_watched(sandfleet):
     assert said.startswith(watched.removesuffix("success\n"))
 
 
+async def test_usage_is_shown(sandfleet):
+    """Red when the command and the tables differ, or a wrong day is taken for another one."""
+    await sandfleet("run", "Say hi", "--assistant", "messages")
+    code, said = await sandfleet("usage", "--by", "user", "--tenant", "local")
+    assert code == 0, said
+    assert re.search(r"^total +[1-9]", said, re.MULTILINE), said
+    code, said = await sandfleet("usage", "--to", "2001-01-31")
+    assert (code, said.strip()) == (0, "No model calls from 2001-01-02 to 2001-01-31.")
+    code, said = await sandfleet("usage", "--from", "yesterday")
+    assert (code, "Traceback" in said) == (2, False), said
+
+
 async def test_a_run_that_fails_is_told_by_the_exit_code(sandfleet):
     """Red when a script cannot tell that its run has failed."""
     code, said = await sandfleet("run", "no such luck", "--assistant", "fails")

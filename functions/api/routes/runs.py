@@ -31,10 +31,11 @@ from sandfleet.functions.api.run_streams import run_path, stream_response, wait_
 from sandfleet.functions.api.run_view import SELECTABLE, run_view
 from sandfleet.shared.errors import InvalidRequest, NotFound
 from sandfleet.shared.ids import RunKey
-from sandfleet.shared.store import runs, tool_calls
+from sandfleet.shared.store import runs, tool_calls, usage
 from sandfleet.shared.store.cancellation import CancelAction
 from sandfleet.shared.store.runs import Times
 from sandfleet.shared.store.submission import INTERACTIVE, STANDARD
+from sandfleet.shared.store.usage import Sums
 
 router = APIRouter(tags=["runs"])
 
@@ -182,7 +183,7 @@ async def cancel(request: Request, thread_id: str, run_id: str) -> Response:
 
 @router.get("/threads/{thread_id}/runs/{run_id}/timing")
 async def timing(request: Request, thread_id: str, run_id: str) -> Response:
-    """When each stage of a run began, and the latencies between them in ms."""
+    """When each stage of a run began, the latencies between them in ms, and what it has used of models."""
     return await timing_response(request, parse_id(thread_id, "thread_id"), run_id)
 
 
@@ -259,10 +260,12 @@ _LATENCIES = (
 
 
 async def timing_response(request: Request, thread_id: UUID | None, run_id: str) -> Response:
-    """Raw times and derived latencies; what has not happened is null."""
+    """Raw times and derived latencies, and usage; what has not happened, or is forgotten, is null."""
     run = parse_id(run_id, "run_id")
-    times = await runs.times(resources(request).pool, caller(request), thread_id, run)
-    return json_response({"run_id": run, **_times(times)})
+    pool, owner = resources(request).pool, caller(request)
+    times = await runs.times(pool, owner, thread_id, run)
+    used = await usage.of_run(pool, owner, thread_id, run)
+    return json_response({"run_id": run, **_times(times), "usage": None if used is None else _usage(used)})
 
 
 def _times(times: Times) -> dict[str, Any]:
@@ -272,6 +275,10 @@ def _times(times: Times) -> dict[str, Any]:
         for name, a, b in _LATENCIES
     }
     return {**{name: utc(time) for name, time in raw.items()}, "latencies": latencies}
+
+
+def _usage(used: Sums) -> dict[str, Any]:
+    return {**asdict(used.total), "models": {name: asdict(of_model) for name, of_model in used.by_name}}
 
 
 async def tool_calls_response(request: Request, thread_id: UUID | None, run_id: str) -> Response:

@@ -117,7 +117,7 @@ async def join_stream(request: Request, run_id: str) -> Response:
 
 @router.get("/runs/{run_id}/timing")
 async def timing(request: Request, run_id: str) -> Response:
-    """When each stage of a run began, and the latencies between them in ms."""
+    """When each stage of a run began, the latencies between them in ms, and what it has used of models."""
     return await timing_response(request, None, run_id)
 
 
