@@ -166,6 +166,23 @@ async def test_no_hole_is_announced_where_only_journalled_events_were_lost(world
     assert [e.id for e in await client.end()] == [f"1-{n}" for n in range(6)]
 
 
+async def test_more_journalled_events_than_one_query_gives(world: World) -> None:
+    """Red when what comes behind the first page is taken for nothing: the stream would end without it, in silence."""
+    stream = await world.start()
+    await stream.drain()
+    stream.reserve(1100)
+    async with world.pool.connection() as connection:
+        await connection.execute(
+            "insert into journal (tenant, user_id, run_id, attempt, seq, event, data)"
+            " select %s, %s, %s, 1, n, 'updates', '1' from generate_series(1, 1100) n",
+            tuple(stream.fence.key),
+        )
+    await world.finish(stream)
+    await world.lose_redis()
+    client = world.follow(stream.fence.key)
+    assert [e.id for e in await client.end()] == [f"1-{n}" for n in range(1102)]
+
+
 async def test_an_executor_that_dies_between_commit_and_append_loses_nothing_journalled(world: World) -> None:
     """Its successor's first event comes with the missing ones before it, though Redis never had them."""
     key, stream = await play(world)
