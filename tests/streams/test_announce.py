@@ -1,9 +1,13 @@
 """Watchers of a run that another than its executor has ended learn of it from Redis, not by the next comparison."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from redis.asyncio import Redis
 
+from sandfleet.shared.ids import new_id
+from sandfleet.shared.store.ended import EndedRun
 from sandfleet.shared.streams.announce import announce_ends
 from tests.streams.wire import open_wire
 from tests.streams.world import World, open_world
@@ -63,3 +67,16 @@ async def test_without_redis_nothing_fails(database: str, redis_url: str) -> Non
         await world.redis.connection_pool.disconnect()
         await world.cancel(await world.run(), announce=True)
         await announce_ends(world.redis, world.settings, [])
+
+
+async def test_a_redis_that_does_not_answer_holds_up_nobody(database: str, redis_url: str) -> None:
+    """Red when it is waited for: whoever ended the run would never come back."""
+    async with (
+        open_wire(redis_url) as (wire, url),
+        open_world(database, redis_url) as world,
+        Redis.from_url(url) as redis,
+    ):
+        await redis.ping()
+        wire.silence()
+        async with asyncio.timeout(60):
+            await announce_ends(redis, world.settings, [EndedRun(new_id(), 1, None)])

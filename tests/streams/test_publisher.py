@@ -99,6 +99,31 @@ async def test_a_superseded_attempt_cannot_make_the_stream_anew(world: World) ->
     assert await in_redis(world, zombie.fence) == []
 
 
+async def test_a_superseded_attempt_cannot_make_its_successors_stream(world: World) -> None:
+    """The run is running, but another has it. Broken by asking PostgreSQL only whether the run goes on."""
+    zombie = await world.start()
+    await zombie.drain()
+    successor = await world.claim(zombie.fence.key)
+    await successor.drain()
+    await world.lose_redis()
+    zombie.emit("messages", b"1", journalled=False)
+    await zombie.drain()
+    assert zombie.superseded.is_set()
+    assert await in_redis(world, zombie.fence) == []
+
+
+async def test_a_run_that_is_over_makes_no_stream_anew(world: World) -> None:
+    """Nothing follows the end. Broken by asking PostgreSQL only for the attempt: a run that its executor has ended has it
+    still."""
+    stream = await world.start()
+    await world.finish(stream)
+    await world.lose_redis()
+    stream.emit("messages", b"1", journalled=False)
+    await stream.drain()
+    assert stream.superseded.is_set()
+    assert await in_redis(world, stream.fence) == []
+
+
 async def test_the_owner_makes_the_stream_anew(world: World) -> None:
     """Redis was emptied in the middle of a run. Broken by giving up on a missing stream."""
     stream = await world.start()
@@ -196,7 +221,8 @@ async def test_a_connection_that_breaks_during_a_flush_costs_no_token_delta(
 async def test_the_first_events_go_out_at_once_and_later_deltas_are_gathered(
     database: str, redis_url: str
 ) -> None:
-    """With a pause of an hour: what is not at once does not come. Broken by holding back the first token delta."""
+    """With a pause of an hour: what is not at once does not come. Broken by holding back the first token delta, or the first event of
+    all."""
     async with open_world(database, redis_url, flush_pause_ms=3_600_000) as world:
         stream = await world.start()
         await eventually(lambda: in_redis(world, stream.fence))
@@ -206,6 +232,8 @@ async def test_the_first_events_go_out_at_once_and_later_deltas_are_gathered(
             return len(await in_redis(world, stream.fence)) == 2
 
         await eventually(two)
+        other = await world.start()
+        await eventually(lambda: in_redis(world, other.fence), what="the first event of another run")
         for _ in range(50):
             stream.emit("messages", b"1", journalled=False)
         assert stream._buffer
