@@ -221,8 +221,8 @@ async def test_a_connection_that_breaks_during_a_flush_costs_no_token_delta(
 async def test_the_first_events_go_out_at_once_and_later_deltas_are_gathered(
     database: str, redis_url: str
 ) -> None:
-    """With a pause of an hour: what is not at once does not come. Broken by holding back the first token delta, or the first event of
-    all."""
+    """With a pause of an hour: what is not at once does not come. Broken by holding back the first token delta, or the first
+    event of all."""
     async with open_world(database, redis_url, flush_pause_ms=3_600_000) as world:
         stream = await world.start()
         await eventually(lambda: in_redis(world, stream.fence))
