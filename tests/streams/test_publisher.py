@@ -282,6 +282,9 @@ async def test_an_event_that_postgresql_refuses_is_a_hole_and_not_the_end(world:
     await stream.drain()
     stream.emit("updates", b"\xff\0", journalled=True)
     await stream.drain()
+    stream.emit("messages", b"1", journalled=False)
+    await stream.drain()
+    assert not stream.superseded.is_set()
     client = world.follow(stream.fence.key)
     await world.finish(stream)
-    assert [e.event for e in await client.end()] == ["metadata", "resync", "end"]
+    assert [e.event for e in await client.end()] == ["metadata", "resync", "messages", "end"]
