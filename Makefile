@@ -52,7 +52,7 @@ bench: install-dev ## Start a stack and measure it beside the baseline; then how
 	@$(BIN)/sandfleet recovery
 	@$(BIN)/sandfleet sandbox-bench
 
-simulate: install-dev ## Compare policies of scaling on a simulated fleet; writes docs/scaling.svg
+simulate: install-dev ## Compare policies of scaling on a simulated fleet; writes docs/scaling.svg and docs/scaling-hosts.svg
 	@$(BIN)/sandfleet simulate --plot docs/scaling.svg
 
 chaos: install-dev ## Kill, stop and lose everything for RUNS runs; SEED=… replays the faults of a session

@@ -184,7 +184,8 @@ def snapshot_cost(
 @app.command()
 def simulate(
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write an SVG of the first fleet, too.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write an SVG of the tasks, and one of hosts beside it (…-hosts)."),
     ] = None,
     others: Annotated[
         bool, typer.Option(help="Other parameters of our own policy instead of other policies.")

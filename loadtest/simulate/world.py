@@ -15,7 +15,7 @@ from sandfleet.loadtest.simulate.traces import HOUR_S, Run, Trace
 
 _RECENT = 200
 _RECENT_S = 900.0
-_END, _UP, _LOOK = range(3)
+_END, _UP, _LOOK, _WARM = range(4)
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,10 @@ class Machine:
     price_per_hour: float
     sandboxes: int | None = None
     """Runs that find room for their sandbox; None: as many as there are slots."""
+    warm: int = 0
+    """Machines that stand by, stopped: they start in ``warm_start_s``, and each is replaced by one that starts as others do. They
+    cost their disks alone, which is not counted."""
+    warm_start_s: tuple[float, float] = (0.0, 0.0)
 
     @property
     def takes(self) -> int:
@@ -114,6 +118,7 @@ class World:
         self._in_flight = dict.fromkeys(trace.caps, 0)
         self._executors: dict[_Executor, None] = {}  # in the order of their launch
         self._free: list[_Executor] = []
+        self._warm = machine.warm
         self._desired = 0
         self._busy = 0
         self._up = 0
@@ -140,6 +145,8 @@ class World:
             elif kind == _UP:
                 assert isinstance(what, _Executor)
                 self._come_up(what)
+            elif kind == _WARM:
+                self._warm += 1
             else:
                 assert isinstance(what, tuple)
                 self._end(*what)
@@ -225,8 +232,16 @@ class World:
         while len(self._executors) < desired:
             executor = _Executor(self._now)
             self._executors[executor] = None
-            self._later(0.0 if at_once else self._random.uniform(*self._machine.start_s), _UP, executor)
+            self._later(0.0 if at_once else self._start_s(), _UP, executor)
         self._out.peak = max(self._out.peak, len(self._executors))
+
+    def _start_s(self) -> float:
+        usual_s = self._random.uniform(*self._machine.start_s)
+        if not self._warm:
+            return usual_s
+        self._warm -= 1
+        self._later(usual_s, _WARM, None)
+        return self._random.uniform(*self._machine.warm_start_s)
 
     def _stop_surplus(self) -> None:
         idle = (executor for executor in list(self._executors) if executor.up and executor.busy == 0)

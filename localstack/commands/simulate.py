@@ -19,6 +19,8 @@ from sandfleet.shared.scaling.settings import ScalerSettings, Target
 
 FARGATE_START_S = (30.0, 60.0)
 HOST_START_S = (90.0, 90.0)
+WARM_START_S = (30.0, 45.0)  # of a stopped host that has its images; assumed
+_WARM = 2  # as `warmHosts`
 _MOST = 40
 _CPU_WHEN_FULL = 0.6  # of its CPU, by an executor with all slots taken
 _CPU_TARGET = 0.48  # as full as `fill` leaves our own
@@ -60,32 +62,35 @@ class Shipped:
 
 
 def simulate(file: Path | None, *, try_others: bool, fargate_per_hour: float, host_per_hour: float) -> int:
-    """Print the tables; write the plot to ``file`` if one is named. Returns an exit code."""
+    """Print the tables; write the plot of the tasks to ``file`` if one is named, and that of hosts beside it, with ``-hosts`` in
+    its name. Returns an exit code."""
     machines = [
         Machine("Fargate tasks of 64 slots, ready after 30 to 60 s", 64, FARGATE_START_S, fargate_per_hour),
-        Machine("hosts of 64 slots, ready after 90 s", 64, HOST_START_S, host_per_hour),
-        Machine(
-            "hosts of 64 slots with room for 30 sandboxes, ready after 90 s",
+        hosts := Machine(
+            "hosts of 64 slots, ready after 90 s",
             64,
             HOST_START_S,
             host_per_hour,
-            sandboxes=30,
+            warm=_WARM,
+            warm_start_s=WARM_START_S,
         ),
+        replace(hosts, name="hosts of 64 slots with room for 30 sandboxes, ready after 90 s", sandboxes=30),
     ]
+    plots = {} if file is None else {machines[0]: file, hosts: file.with_stem(f"{file.stem}-hosts")}
     given = traces()
     if try_others:
         _print_others(given, machines[0])
         return 0
     for machine in machines:
         rows = [
-            Row(trace.name, name, World(trace, machine, make(), start=start).run())
+            Row(trace.name, name, World(trace, of, make(), start=start).run())
             for trace in given
-            for name, start, make in _policies(machine)
+            for name, start, of, make in _policies(machine)
         ]
         _print(f"\n{machine.name}\n\n{table(rows, machine)}")
-        if file is not None and machine is machines[0]:
+        if machine in plots:
             try:
-                plot(rows, machine, file, f"Scaling policies on {machine.name}")
+                plot(rows, machine, plots[machine], f"Scaling policies on {machine.name}")
             except ImportError:
                 err.print("The plot needs matplotlib, which `make install-dev` installs.")
                 return 1
@@ -101,24 +106,38 @@ def _parameters(machine: Machine, least: int) -> Parameters:
     return settings.policy(Target(service="c/s", least=least, most=_MOST, slots=machine.slots))
 
 
-def _policies(machine: Machine) -> Iterator[tuple[str, int, Callable[[], Policy]]]:
-    """Name, executors at the start, and a maker of each."""
+def _policies(machine: Machine) -> Iterator[tuple[str, int, Machine, Callable[[], Policy]]]:
+    """Name, executors at the start, the machine with or without warm ones, and a maker of each."""
     defaults = ScalerSettings.model_construct()
     every_s, age_s, least = defaults.every_s, defaults.age_s, 1
     per_task = machine.slots * defaults.fill_fraction
-    yield "CPU", least, lambda: TargetTracking(cpu(_CPU_WHEN_FULL), _CPU_TARGET, least=least, most=_MOST)
+    cold = replace(machine, warm=0)
+    yield (
+        "CPU",
+        least,
+        cold,
+        lambda: TargetTracking(cpu(_CPU_WHEN_FULL), _CPU_TARGET, least=least, most=_MOST),
+    )
     yield (
         "backlog per task",
         least,
+        cold,
         lambda: TargetTracking(backlog_per_task, per_task, least=least, most=_MOST),
     )
     yield (
         "queue age, alarms",
         least,
+        cold,
         lambda: StepScaling(age_s, _STEPS, slots=machine.slots, least=least, most=_MOST),
     )
-    yield "queue age, fast path", least, lambda: Shipped(_parameters(machine, least), every_s)
-    yield "fast path, from zero", 0, lambda: Shipped(_parameters(machine, 0), every_s)
+    for of, stand_by in ((cold, ""), (machine, f", {machine.warm} warm"))[: 2 if machine.warm else 1]:
+        yield (
+            f"queue age, fast path{stand_by}",
+            least,
+            of,
+            lambda: Shipped(_parameters(machine, least), every_s),
+        )
+        yield f"fast path, from zero{stand_by}", 0, of, lambda: Shipped(_parameters(machine, 0), every_s)
 
 
 def _with(parameters: Parameters, name: str, value: float) -> Parameters:

@@ -156,15 +156,44 @@ def test_a_capped_tenants_burst_brings_no_executor() -> None:
 def test_the_command_prints_a_table_per_fleet_and_draws_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Red when a policy or a trace is missing."""
+    """Tasks under five policies, two kinds of hosts under seven. Red when a policy or a trace is missing, or hosts are not drawn."""
     small = [Trace("some runs", 200.0, batch(*[5.0] * 100)), Trace("a long one", 100.0, batch(50.0))]
     monkeypatch.setattr(command, "traces", lambda: small)
     done = CliRunner().invoke(app, ["simulate", "--plot", str(tmp_path / "plot.svg")])
     assert done.exit_code == 0, done.output
     rows = [line for line in done.output.splitlines() if re.match(r"\| .* \d+ \|$", line)]
-    assert len(rows) == 3 * 2 * 5
+    assert len(rows) == 2 * 5 + 2 * 2 * 7
     assert all(math.isfinite(float(cell)) for row in rows for cell in row.split("|")[3:-1])
-    assert "</svg>" in (tmp_path / "plot.svg").read_text()
+    tasks, hosts = ((tmp_path / name).read_text() for name in ("plot.svg", "plot-hosts.svg"))
+    assert "</svg>" in tasks
+    assert "</svg>" in hosts
+    assert tasks != hosts
+
+
+@pytest.mark.long
+def test_the_tables_of_the_documentation_are_what_the_command_prints() -> None:
+    """Those of tasks and of hosts, line by line. Red when a policy, a trace or the simulator is changed and they are not."""
+    done = CliRunner().invoke(app, ["simulate"])
+    assert done.exit_code == 0, done.output
+    tables = done.output.split("\n\n")[1::2]
+    assert len(tables) == 3
+    documented = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text()
+    for printed in tables[:2]:
+        assert [line for line in printed.strip().splitlines() if line not in documented] == []
+
+
+def test_warm_machines_start_sooner_and_are_replaced() -> None:
+    """Red when more start from stand-by than there are, or one that was taken never comes back."""
+    machine = Machine("m", 1, (90.0, 90.0), 1.0, warm=1, warm_start_s=(30.0, 30.0))
+    two, later = batch(5.0, 5.0), batch(5.0, at_s=1000.0)
+    outcome = World(
+        Trace("t", 1100.0, [*two, *later]), machine, Fixed((0, 2), (500, 0), (990, 1)), start=0
+    ).run()
+    assert outcome.waits_s == [
+        40.0,
+        45.0,
+        20.0,
+    ]  # of a look each 10 s; the second run gets the first one's slot
 
 
 STEPS = ((0.0, 1), (15.0, 2), (55.0, 4))
