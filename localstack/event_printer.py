@@ -9,6 +9,7 @@ from rich.markup import escape
 
 _ARGUMENT_CHARS = 400
 _RESULT_LINES = 12
+_OF_A_MODEL = ("ai", "AIMessageChunk", "AIMessage")
 
 
 @dataclass
@@ -57,7 +58,7 @@ class EventPrinter:
             self._mid_line = False
 
     def _message(self, message: dict[str, Any]) -> None:
-        if message.get("type") not in ("ai", "AIMessageChunk", "AIMessage"):
+        if message.get("type") not in _OF_A_MODEL:
             return
         text = _text(message.get("content"))
         if not text:
@@ -95,11 +96,28 @@ class EventPrinter:
             self.paused = True
             self._line(f"[bold yellow]paused[/]   {escape(json.dumps(data['__interrupt__'], default=str))}")
             return
+        if (
+            self._message_id is None
+        ):  # of a run that ended long ago what was streamed is gone, and its results are there
+            for answer in _answers(data):
+                self.answer = answer
+                self._line(f"[bold]model    [/]{escape(answer)}")
         self._line(f"[dim]step     {escape(', '.join(data))}[/]")
 
     def _line(self, text: str) -> None:
         self.close()
         self.console.print(text)
+
+
+def _answers(update: dict[str, Any]) -> list[str]:
+    """What models said in the messages that nodes have returned."""
+    found = []
+    for returned in update.values():
+        messages = returned.get("messages") if isinstance(returned, dict) else None
+        for message in messages if isinstance(messages, list) else ():
+            if isinstance(message, dict) and message.get("type") in _OF_A_MODEL:
+                found.append(_text(message.get("content")))
+    return [text for text in found if text]
 
 
 def _text(content: Any) -> str:

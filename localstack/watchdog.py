@@ -38,6 +38,7 @@ def main(supervisor: str, lock: Path, record: Path, instance: str, run_dir: Path
             else:
                 break
         clear(record, instance)
+        (lock.parent / "dev.json").unlink(missing_ok=True)  # the stack that it tells of is gone
         shutil.rmtree(run_dir, ignore_errors=True)
 
 

@@ -119,3 +119,4 @@ async def test_a_stack_killed_with_sigkill_goes_without_a_trace(engine: str, tmp
         process.kill()
         await eventually(lambda: not docker_api.labelled(engine, label), what="no container")
         await eventually(lambda: not processes_of(info.instance), what="no process")
+        await eventually(lambda: not (root / "dev.json").exists(), what="no address of a stack that is gone")

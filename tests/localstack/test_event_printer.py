@@ -47,6 +47,26 @@ def test_a_stream_reads_well_without_colour(printer: EventPrinter) -> None:
     ]
 
 
+def test_what_a_model_said_is_shown_without_its_deltas(printer: EventPrinter) -> None:
+    """As `sandfleet watch` gets a run of yesterday. Breaks if only deltas are printed: the answer is missing then."""
+    said = {"type": "ai", "id": "m1", "content": "Two [files]."}
+    printer.feed("updates", {"model": {"messages": [said]}})
+    printer.feed("updates", {"tools": {"messages": [{"type": "tool", "content": "a.py"}]}, "count": 7})
+    assert printed(printer).splitlines() == [
+        "model    Two [files].",
+        "step     model",
+        "step     tools, count",
+    ]
+    assert printer.answer == "Two [files]."
+
+
+def test_what_was_streamed_is_not_shown_again(printer: EventPrinter) -> None:
+    """Breaks if a step's result is printed after the deltas that it was put together from."""
+    printer.feed("messages", [{"type": "AIMessageChunk", "id": "m1", "content": "Two."}, {}])
+    printer.feed("updates", {"model": {"messages": [{"type": "ai", "id": "m1", "content": "Two."}]}})
+    assert printed(printer).splitlines() == ["model    Two.", "step     model"]
+
+
 def test_the_answer_is_the_last_message(printer: EventPrinter) -> None:
     """Breaks if the text of earlier messages is kept."""
     for event, data in STREAM:

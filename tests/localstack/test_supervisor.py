@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -206,3 +207,32 @@ async def test_a_wished_port_is_used_if_it_is_free(supervisor: Supervisor) -> No
     wish = free_port()
     assert await supervisor.start_on_port(lambda port: listener(supervisor, port, "one"), wish) == wish
     assert await supervisor.start_on_port(lambda port: listener(supervisor, port, "two"), wish) != wish
+
+
+async def test_a_failed_start_is_told_with_its_own_words_alone(tmp_path: Path) -> None:
+    """Red when the end of the log reaches back to an earlier start: what was wrong then is mended by now."""
+    supervisor = Supervisor(tmp_path / "stack")
+    await supervisor.open()
+    try:
+        for word in ("first", "second"):
+            failing = sleeper(supervisor, "failing")
+            failing.argv = [sys.executable, "-c", f"raise SystemExit('the {word} mistake')"]
+            with pytest.raises(LocalStackError, match=f"the {word} mistake") as failed:
+                await supervisor.start(failing)
+        assert "first" not in str(failed.value)
+    finally:
+        await supervisor.close()
+
+
+async def test_a_folder_in_a_repository_is_none_of_it(tmp_path: Path) -> None:
+    """Red when `git add` of a project takes passwords and databases of its stack along."""
+    supervisor = Supervisor(tmp_path / ".sandfleet")
+    await supervisor.open()
+    try:
+        (supervisor.root / "api-key").write_text("secret")
+        for words in (["init", "-q"], ["add", "-A"]):
+            subprocess.run(["git", *words], cwd=tmp_path, check=True)
+        listed = subprocess.run(["git", "ls-files"], cwd=tmp_path, check=True, capture_output=True)
+        assert listed.stdout == b""
+    finally:
+        await supervisor.close()
