@@ -1,11 +1,14 @@
 """The executor's side: order, fences, bounds, and what happens while a server is away."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from sandfleet.fleet.executor.publisher import Publisher
+from sandfleet.shared.db.pool import open_pool
 from sandfleet.shared.ids import Fence
+from sandfleet.shared.streams.append import Entry, Outcome
 from sandfleet.shared.streams.entry import decode, stream_key
 from tests.streams.wire import open_wire
 from tests.streams.world import World, open_world
@@ -239,6 +242,60 @@ async def test_the_first_events_go_out_at_once_and_later_deltas_are_gathered(
         assert stream._buffer
         await stream.drain()
         assert await world.redis.xlen(stream_key(stream.fence.key.run_id)) == 3
+
+
+async def test_a_stream_that_is_gone_while_postgresql_is_away_holds_nothing_up(
+    database: str, redis_url: str
+) -> None:
+    """Nobody can say whose run it is, so the deltas are given up. Broken by an error that ends the look: `drain` would hang."""
+    async with (
+        open_wire(database) as (wire, wired_url),
+        open_world(database, redis_url) as world,
+        open_pool(wired_url, 1) as pool,
+    ):
+        pool.timeout = 0.1
+        publisher = Publisher(world.writer, world.redis, pool, world.settings)
+        await publisher.start()
+        owner = await world.start()
+        await owner.drain()
+        stream = publisher.open(owner.fence, None)
+        stream._next = 1  # goes on where `owner` was
+        stream._buffer.clear()
+        await wire.cut()
+        await world.lose_redis()
+        stream.emit("messages", b"1", journalled=False)
+        async with asyncio.timeout(60):
+            await stream.drain()
+        assert not stream.superseded.is_set()
+        await wire.mend()
+        pool.timeout = 60
+        stream.emit("messages", b"1", journalled=False)
+        await stream.drain()
+        assert await in_redis(world, stream.fence) == [("1-2", "messages")]
+        await publisher.aclose()
+
+
+async def test_an_error_nobody_thought_of_costs_one_flush(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One task appends for all runs. Broken by letting the error end it: no run would be seen from then on."""
+    stream = await world.start()
+    await stream.drain()
+    appending = world.publisher._appender.append
+    errors = [ValueError("nobody thought of this")]
+
+    async def append(entries: Sequence[Entry]) -> list[Outcome]:
+        if errors:
+            raise errors.pop()
+        return await appending(entries)
+
+    monkeypatch.setattr(world.publisher._appender, "append", append)
+    for _ in range(2):
+        stream.emit("messages", b"1", journalled=False)
+        async with asyncio.timeout(60):
+            await stream.drain()
+    assert await in_redis(world, stream.fence) == [("1-0", "metadata"), ("1-2", "messages")]
+    assert "appending to streams" in caplog.text
 
 
 async def test_one_flush_carries_many_runs_in_one_call(world: World) -> None:

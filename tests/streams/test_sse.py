@@ -5,7 +5,7 @@ import json
 from contextlib import aclosing
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from langgraph_sdk.sse import BytesLineDecoder, SSEDecoder
 
@@ -26,6 +26,7 @@ def test_an_event_without_id_has_no_id_line() -> None:
     assert frame(StreamEvent(None, "resync", "{}")) == b"event: resync\r\ndata: {}\r\n\r\n"
 
 
+@example("a\nb\rc\r\nd", [], None)
 @given(st.text(), st.recursive(st.text() | st.integers(-9, 9), st.lists), st.sampled_from([None, 1]))
 def test_any_event_reaches_the_sdk_as_it_was(name: str, data: object, indent: int | None) -> None:
     """Line breaks in names become blanks; JSON that is spread over lines arrives as the same JSON."""
