@@ -119,9 +119,16 @@ async def test_the_sdk_gets_every_event_once_wherever_it_is_cut(
     api: Api, client: LangGraphClient, thread: str, cut: int
 ) -> None:
     """Cut before the first event it resumes from the start: the opening id says so. `cut` 1 breaks without it."""
-    whole, client.http.client._transport = client.http.client._transport, Cutting([cut])
+    cutting = Cutting([cut])
+    whole, client.http.client._transport = client.http.client._transport, cutting
     await whole.aclose()
-    working = asyncio.ensure_future(work(api))
+
+    async def begin() -> None:
+        if cut == 1:  # before there is any event
+            await eventually(lambda: len(cutting.requests) > 1, what="the reconnect")
+        await work(api)
+
+    working = asyncio.ensure_future(begin())
     parts = [part async for part in client.runs.stream(thread, "chat", stream_mode="updates")]
     await working
     assert [part.id for part in parts] == ["1-0", "1-1", "1-2", "1-3", "1-4"]
