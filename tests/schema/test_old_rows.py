@@ -186,7 +186,7 @@ async def test_a_run_whose_sandbox_is_gone_gets_another(upgraded: Upgraded) -> N
     results = (await upgraded.values("commanding"))["results"]
     assert len(results) == 3
     assert "done" in results[0]
-    assert "last" in results[2] or "sandbox" in results[2]
+    assert "sandbox_lost" in results[2], results
 
 
 async def test_interrupted_runs_are_resumed(upgraded: Upgraded) -> None:
