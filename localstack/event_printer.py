@@ -96,9 +96,8 @@ class EventPrinter:
             self.paused = True
             self._line(f"[bold yellow]paused[/]   {escape(json.dumps(data['__interrupt__'], default=str))}")
             return
-        if (
-            self._message_id is None
-        ):  # of a run that ended long ago what was streamed is gone, and its results are there
+        # Of a run that ended long ago what was streamed is gone, and its results are there.
+        if self._message_id is None:
             for answer in _answers(data):
                 self.answer = answer
                 self._line(f"[bold]model    [/]{escape(answer)}")
