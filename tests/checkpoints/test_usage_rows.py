@@ -91,15 +91,17 @@ async def test_what_was_written_and_not_confirmed_counts_once(
 async def test_a_model_call_costs_no_statement(
     writer: FencedWriter, connection: AsyncConnection[Any], start_run: StartRun
 ) -> None:
-    """Its account goes along with what the run writes next. Breaks when it is submitted by itself."""
-    fence = await start_run()
+    """Its account goes along with what the run writes next. Breaks when it is submitted by itself, and so before that."""
+    fence, other = await start_run(), await start_run()
     usage = usage_of(fence, writer)
     before = writer.flushes
     usage.add("dear", Usage(10, 5))
     usage.add("dear", Usage(10, 5))
+    await writer.write(other, [EVENT])
+    assert await kept(connection, fence) == []
     await writer.write(fence, [EVENT])
     await usage.settle()
-    assert writer.flushes == before + 1
+    assert writer.flushes == before + 2
     assert await kept(connection, fence) == [(1, "dear", 2, 20, 0.04)]
 
 

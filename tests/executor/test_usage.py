@@ -64,7 +64,7 @@ async def asks_and_fails(state: State) -> State:
 
 @pytest.mark.parametrize("node", [asks, asks_and_fails])
 async def test_usage_is_there_when_the_run_is_over(executor: Executor, node: Any) -> None:
-    """Red without the wait for it before the terminal transaction, where a node fails: nothing else is written then."""
+    """Red when it neither goes along with what the run writes last nor is waited for."""
     execution = await executor.claim(graph_of(node))
     await execution.execute()
     key = execution.run.fence.key
