@@ -80,7 +80,7 @@ class RunSandbox:
         self._hosts = hosts
         self._wait_for_room = wait_for_room
         self._placed: Placed | None = None
-        self._acquired = False
+        self._acquired = self._had_one = False
         self._counts = True  # in the metrics
         self._used = False
         self._told_of_loss = False
@@ -203,7 +203,7 @@ class RunSandbox:
 
         ``reason``: ``request``, or ``interrupt`` for whichever run resumes this one.
         """
-        if not self._acquired and (self.fence.attempt == 1 or not await self._hosts.known(self.fence)):
+        if not self._had_one and (self.fence.attempt == 1 or not await self._hosts.known(self.fence)):
             return None
         return await self._use(lambda client, token: client.snapshot(token, reason))
 
@@ -402,6 +402,7 @@ class RunSandbox:
     def _begin_with(self, placed: Placed, acquired: dict[str, Any]) -> None:
         """Use the sandbox that the host has given. Raises SandboxLost, once, if it is not the one that the run knew."""
         self._hold(True)
+        self._had_one = True
         sandbox_id: str = acquired["sandbox_id"]
         if placed.sandbox_id != sandbox_id:
             # It is noted at the next use: if this executor dies before it has told of a loss, the next one has to.

@@ -9,7 +9,7 @@ import pytest
 
 from sandfleet.fleet.sandbox.client import SandboxClient
 from sandfleet.fleet.sandbox.errors import SandboxLost
-from sandfleet.shared.errors import NoRoom
+from sandfleet.shared.errors import HostAway, NoRoom
 from sandfleet.shared.store.placements import knows_sandbox
 from tests.sandbox.conftest import bucket_env, check_empty, containers
 from tests.waiting import eventually
@@ -113,6 +113,26 @@ async def test_idle_sandboxes_are_kept_and_ended_while_a_command_goes_on(own_hos
             await idle[4].exec("true")
         assert await idle[4].read_file("work") == b"kept\n"
         await idle[4].close()
+
+
+async def test_what_a_run_left_on_a_host_that_went_is_kept_for_who_resumes_it(own_host, servers):
+    """Red when a run's first attempt, which was told that its host is away, is taken for one that has had no sandbox: it would be
+    interrupted without a word, and the next run begin with nothing."""
+    host = own_host(**await bucket_env(servers))
+    await host.start()
+    async with aclosing(SandboxClient(host.socket)) as client:
+        sandbox = await host.sandbox(client)
+        await sandbox.exec("echo kept > work")
+        assert await host.stop() == 0
+        with pytest.raises(HostAway):
+            await sandbox.exec("true")
+        await host.start()
+        with pytest.raises(SandboxLost, match="its files are again as in the snapshot"):
+            await sandbox.snapshot("interrupt")
+        kept = await sandbox.snapshot("interrupt")
+        assert kept is not None
+        assert kept["files"] == 1
+        await sandbox.close()
 
 
 async def test_a_host_keeps_workspaces_for_no_longer_than_it_may(own_host, servers):
