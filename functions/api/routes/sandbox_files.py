@@ -59,13 +59,8 @@ class Move(Directory):
 async def download(request: Request, sandbox_id: str) -> Response:
     """The bytes of a file, all of them unless limited. Query: path, offset, limit."""
     use = use_of(request, sandbox_id)
-    params: dict[str, str | int] = {
-        "path": _path(request),
-        "offset": query_int(request, "offset", 0, 0, _ALL),
-        "limit": query_int(request, "limit", _ALL, 0, _ALL),
-    }
     found = resources(request)
-    response = await unless_gone(request, use.open(Ask("GET", "/sandbox/file", params)))
+    response = await unless_gone(request, use.open(Ask("GET", "/sandbox/file", wanted_part(request))))
 
     async def body() -> AsyncGenerator[bytes]:
         try:
@@ -82,6 +77,17 @@ async def download(request: Request, sandbox_id: str) -> Response:
         closing=found.closing,
         may_end_early=False,
     )
+
+
+def wanted_part(request: Request) -> dict[str, str | int]:
+    """What a host is asked for. No limit unless there is one: hosts differ in how high one they take."""
+    params: dict[str, str | int] = {
+        "path": _path(request),
+        "offset": query_int(request, "offset", 0, 0, _ALL),
+    }
+    if request.query_params.get("limit"):
+        params["limit"] = query_int(request, "limit", _ALL, 0, _ALL)
+    return params
 
 
 @router.put("/sandboxes/{sandbox_id}/file")
