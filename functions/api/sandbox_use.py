@@ -42,6 +42,7 @@ _FULL = "No sandbox host has room. Try again when a sandbox has ended."
 _GONE = "The sandbox was lost: its host is gone."
 _RESTARTED = "The sandbox was lost: its host has restarted."
 _NOT_TAKEN = "The sandbox was begun anew while this was sent, and nothing of it was taken. Look at the sandbox, then send it again."
+_KEY_REUSED = "This Idempotency-Key was used for a different request. Use a new key for a new request."
 _NOT_BEGUN = "The snapshot that the sandbox was to begin with is gone."
 
 
@@ -68,9 +69,7 @@ async def create(found: Resources, owner: Owner, wish: Wish) -> Sandbox:
         assert detail is not None
         return await _again(found, RunKey(*owner, UUID(detail)))
     if outcome == "key_reused":
-        raise Conflict(
-            "This Idempotency-Key was used for a different request. Use a new key for a new request."
-        )
+        raise Conflict(_KEY_REUSED)
     if outcome == "limit":
         raise TooManySandboxes(
             f"The tenant has {detail} sandboxes, as many as it may have. Delete one, or wait until one's time is over.",
@@ -84,6 +83,20 @@ async def create(found: Resources, owner: Owner, wish: Wish) -> Sandbox:
         raise InvalidRequest(f"ttl_s: sandboxes of this template live {float(detail or 0):g} s at most")
     _check_placed(outcome)
     raise AssertionError(outcome)
+
+
+async def made_by(
+    found: Resources, owner: Owner, key: str | None, request_hash: bytes | None
+) -> Sandbox | None:
+    """The sandbox that an Idempotency-Key has made, for a request that would do something else before it comes to that; None:
+    there is none yet. Raises Conflict as `create` does."""
+    used = None if key is None else await sandboxes.made_by(found.pool, owner, key)
+    if used is None:
+        return None
+    sandbox_id, stands_for = used
+    if stands_for != request_hash:
+        raise Conflict(_KEY_REUSED)
+    return await _again(found, RunKey(*owner, sandbox_id))
 
 
 async def _again(found: Resources, key: RunKey) -> Sandbox:

@@ -92,6 +92,16 @@ async def create(
     return row[0], row[1]
 
 
+async def made_by(pool: Pool, owner: Owner, idempotency_key: str) -> tuple[UUID, bytes] | None:
+    """What an Idempotency-Key has made, and the hash of what it stands for; None: nothing yet."""
+    async with pool.connection() as connection:
+        cursor = await connection.execute(
+            "select run_id, request_hash from idempotency_keys where tenant = %s and user_id = %s and key = %s",
+            (*owner, idempotency_key),
+        )
+        return await cursor.fetchone()
+
+
 async def get(pool: Pool, key: RunKey) -> Sandbox | None:
     """One of the owner's, whose time is not over."""
     async with pool.connection() as connection, connection.cursor(row_factory=class_row(Sandbox)) as cursor:

@@ -1,5 +1,6 @@
 """Snapshots of sandboxes, sandboxes that begin with one, and what is told of a sandbox that was lost."""
 
+import asyncio
 import uuid
 
 import httpx
@@ -47,6 +48,28 @@ async def test_a_fork_goes_its_own_way(http: httpx.AsyncClient) -> None:
     assert listed[-1]["snapshot_id"] == first
     other = await http.post(f"{fork}/fork", json={"snapshot_id": first})
     assert other.status_code == 404, "a snapshot of another sandbox is not this one's"
+
+
+async def test_a_fork_that_is_sent_again_takes_no_further_snapshot(http: httpx.AsyncClient) -> None:
+    """It is answered when the sandbox that was forked is gone, too. Breaks when a snapshot is taken before the key is looked up,
+    or when copies of a request keep one each."""
+    path = await make(http)
+    headers = {"idempotency-key": uuid.uuid4().hex}
+    copies = [http.post(f"{path}/fork", headers=headers) for _ in range(3)]
+    answers = [*await asyncio.gather(*copies), await http.post(f"{path}/fork", headers=headers)]
+    assert len((await http.get(f"{path}/snapshots")).json()) == 1
+    await http.delete(path)
+    answers.append(await http.post(f"{path}/fork", headers=headers))
+    assert {answer.status_code for answer in answers} == {201}, [answer.text for answer in answers]
+    assert len({answer.json()["sandbox_id"] for answer in answers}) == 1
+
+
+async def test_a_fork_that_cannot_be_made_leaves_no_snapshot(http: httpx.AsyncClient) -> None:
+    """Breaks when each attempt keeps one: the tenant would soon have as many as it may have."""
+    path = await make(http)
+    refused = await http.post(f"{path}/fork", json={"template": "unknown"})
+    assert refused.status_code == 422, refused.text
+    assert (await http.get(f"{path}/snapshots")).json() == []
 
 
 async def test_a_snapshot_outlives_a_sandbox_that_cannot_hold_it(http: httpx.AsyncClient) -> None:

@@ -26,7 +26,7 @@ from sandfleet.functions.api.requests import (
 )
 from sandfleet.functions.api.responses import json_response, no_content, page_headers, utc
 from sandfleet.functions.api.routes.sandboxes import created_response, sandbox_key, sandbox_view, use_of
-from sandfleet.shared.errors import NotFound
+from sandfleet.shared.errors import NotFound, SandfleetError
 from sandfleet.shared.json_text import to_json
 from sandfleet.shared.store import runs, sandboxes, snapshots
 from sandfleet.shared.store.sandboxes import Wish
@@ -76,17 +76,35 @@ async def fork(request: Request, sandbox_id: str) -> Response:
     raw = await read_body(request)
     body = validate(ForkSandbox, parse(request, raw))
     once = idempotency(request, raw)
+    made = await unless_gone(request, sandbox_use.made_by(found, key.owner, *once))
+    if made is not None:
+        return created_response(made)
     row = await sandboxes.get(found.pool, key)
     if row is None:
         raise NotFound(sandbox_use.MISSING)
+    taken = None
     if body.snapshot_id is None:
-        snapshot_id = await _take(request, sandbox_id)
+        snapshot_id = taken = await _take(request, sandbox_id)
     else:
         snapshot_id = (await _snapshot(request, body.snapshot_id, of=key.run_id)).snapshot_id
     wish = Wish(
         body.template or row.template, body.ttl_s, to_json(body.metadata).decode(), snapshot_id, *once
     )
-    return created_response(await unless_gone(request, sandbox_use.create(found, key.owner, wish)))
+    try:
+        made = await unless_gone(request, sandbox_use.create(found, key.owner, wish))
+    except SandfleetError:
+        await _forget(request, taken)
+        raise
+    if made.begins_with != snapshot_id:  # a copy of this request has made it, from a snapshot of its own
+        await _forget(request, taken)
+    return created_response(made)
+
+
+async def _forget(request: Request, taken: UUID | None) -> None:
+    """Keep no snapshot that nobody has asked for and nothing begins with."""
+    if taken is not None:
+        async with resources(request).pool.connection() as connection:
+            await snapshots.forget(connection, caller(request), taken)
 
 
 @router.post("/sandboxes/{sandbox_id}/restore", openapi_extra=body_of(RestoreSandbox))
