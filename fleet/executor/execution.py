@@ -17,7 +17,7 @@ from langgraph.pregel import Pregel
 from langgraph.types import StateSnapshot
 from psycopg_pool import PoolTimeout
 
-from sandfleet.fleet.executor import run_spans
+from sandfleet.fleet.executor import breakpoints, run_spans
 from sandfleet.fleet.executor.commands import input_of_attempt
 from sandfleet.fleet.executor.failure_stage import Stage, of_graph_error
 from sandfleet.fleet.executor.fenced_writer import ExecutorStopped, FencedWriter
@@ -269,6 +269,8 @@ class Execution:
         kept = durability(run) != "exit"
         modes = graph_modes(self._requested)
         nested: bool = run.kwargs.get("stream_subgraphs") or False
+        if await breakpoints.stands_at_one(run, self._saver, graph, config):
+            return
         if kept:
             self._saver.pair_with_states(str(run.thread_id))
         events = graph.astream(
