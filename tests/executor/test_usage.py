@@ -149,3 +149,22 @@ async def test_usage_of_a_run_whose_graph_holds_the_loop_is_kept(
             assert await number(pool, "select sum(input_tokens) from run_usage where tenant = 'flood'") == 10
         finally:
             go_on.set()
+
+
+class Broken(GenericFakeChatModel):
+    """A model that fails."""
+
+    async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
+        raise ConnectionError
+
+
+async def test_a_call_that_failed_is_counted_without_tokens(executor: Executor) -> None:
+    """Its provider may charge it. Red when only calls that were answered are counted."""
+
+    async def node(state: State) -> State:
+        await model(Broken).ainvoke([HumanMessage("hello")])
+        return await step(state)
+
+    execution = await executor.claim(graph_of(node))
+    await execution.execute()
+    assert await kept(executor, execution.run.fence.key) == [(1, 1, 1, 0)]
