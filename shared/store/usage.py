@@ -90,20 +90,30 @@ async def in_days(
     last: date,
     by: By,
     *,
+    user_id: str | None = None,
     limit: int,
     offset: int = 0,
 ) -> Sums:
-    """What was used from the first to the last of these days (UTC), of one tenant, all its users together, or of all
-    (None). Days come in order, all else by what it cost, the most first; a user of all tenants is named tenant/user."""
+    """What was used from the first to the last of these days (UTC), of one tenant (None: of all), and of one user (None: of
+    all). Days come in order, all else by what it cost, the most first; a user of all tenants is named tenant/user."""
     name = _NAMES[by]
     # Day by day: an index on days and tenants then leads to the one tenant's rows.
     source: LiteralString = f"""
       select {name} as name, {COLUMNS} from generate_series(%(first)s::date, %(last)s::date, interval '1 day') d (at)
-        join run_usage on day = d.at::date where (%(tenant)s::text is null or tenant = %(tenant)s)
+        join run_usage on day = d.at::date
+        where (%(tenant)s::text is null or tenant = %(tenant)s) and (%(user_id)s::text is null or user_id = %(user_id)s)
       union all
       select {name}, {COLUMNS} from daily_usage
-        where day between %(first)s and %(last)s and (%(tenant)s::text is null or tenant = %(tenant)s)"""
-    values = {"tenant": tenant, "first": first, "last": last, "limit": limit, "offset": offset}
+        where day between %(first)s and %(last)s and (%(tenant)s::text is null or tenant = %(tenant)s)
+          and (%(user_id)s::text is null or user_id = %(user_id)s)"""
+    values = {
+        "tenant": tenant,
+        "user_id": user_id,
+        "first": first,
+        "last": last,
+        "limit": limit,
+        "offset": offset,
+    }
     return await _add_up(connection, source, "name" if by == "day" else _COSTLY_FIRST, values)
 
 

@@ -1,9 +1,9 @@
-"""What the caller's tenant has used of models."""
+"""What the caller's runs have used of models."""
 
 import re
 from dataclasses import asdict
 from datetime import UTC, date, datetime, timedelta
-from typing import cast, get_args
+from typing import cast
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -20,13 +20,13 @@ router = APIRouter(tags=["usage"])
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _DAYS = 30
 _MOST_DAYS = 400
-_BY = tuple(by for by in get_args(By) if by != "tenant")
+_BY: tuple[By, ...] = ("day", "model")
 
 
 @router.get("/usage")
 async def get(request: Request) -> Response:
-    """Calls, tokens and costs of the tenant, all its users together. Query: from and to (days in UTC, both included; the
-    last 30), by (day, model or user), limit, offset."""
+    """Calls, tokens and costs of the caller. Query: from and to (days in UTC, both included; the last 30), by (day or model),
+    limit, offset."""
     last = _day(request, "to") or datetime.now(UTC).date()
     first = _day(request, "from") or last - min(timedelta(_DAYS - 1), last - date.min)
     if first > last:
@@ -35,12 +35,20 @@ async def get(request: Request) -> Response:
         raise InvalidRequest(f"from: at most {_MOST_DAYS} days, to included")
     by = request.query_params.get("by") or "day"
     if by not in _BY:
-        raise InvalidRequest(f"by: use {', '.join(_BY)}")
+        raise InvalidRequest(f"by: use {' or '.join(_BY)}")
     limit = query_int(request, "limit", 1000, 1, 1000)
     offset = query_int(request, "offset", 0, 0, 2**31 - 1)
+    owner = caller(request)
     async with resources(request).pool.connection() as connection:
         found = await usage.in_days(
-            connection, caller(request).tenant, first, last, cast(By, by), limit=limit + 1, offset=offset
+            connection,
+            owner.tenant,
+            first,
+            last,
+            cast(By, by),
+            user_id=owner.user_id,
+            limit=limit + 1,
+            offset=offset,
         )
     return json_response(
         {
