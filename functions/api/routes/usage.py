@@ -3,7 +3,6 @@
 import re
 from dataclasses import asdict
 from datetime import UTC, date, datetime, timedelta
-from typing import cast
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -45,7 +44,7 @@ async def get(request: Request) -> Response:
             owner.tenant,
             first,
             last,
-            cast(By, by),
+            by,
             user_id=owner.user_id,
             limit=limit + 1,
             offset=offset,
