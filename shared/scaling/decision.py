@@ -113,7 +113,8 @@ def decide(policy: Policy, load: Load, desired: int, memory: Memory) -> Decision
     share = _share(policy, load)
     slots_needed = load.busy + load.ready * share
     hosts_needed = load.hosts_taken + load.hosts_wanted * share
-    wanted = _bounded(policy, max(slots_needed / policy.slots, hosts_needed))
+    waits = 1 if load.ready or load.hosts_wanted else 0  # runs that take no time need somebody, too
+    wanted = _bounded(policy, max(slots_needed / policy.slots, hosts_needed, waits))
     if wanted > desired and (desired < policy.least or _late(policy, load, memory)):
         return Decision(wanted, Memory(out_at_s=load.at_s))
     desired = min(desired, policy.most)

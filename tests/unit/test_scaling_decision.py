@@ -4,7 +4,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sandfleet.shared.scaling.decision import Load, Memory, Policy, decide, to_retire
@@ -123,8 +123,10 @@ def test_a_pool_shrinks_to_what_the_busiest_moment_of_its_patience_needed() -> N
 
 
 @given(policies, loads())
+@example(replace(DEFAULT, least=0), Load(NOW, 1, 0.0, 0, 0, 0, 0, run_s=0.0))
 def test_the_first_run_brings_the_first_executor(policy: Policy, load: Load) -> None:
-    """From zero nobody waits for an age: red when the pool waits until the run is old enough."""
+    """From zero nobody waits for an age: red when the pool waits until the run is old enough, or believes that runs which
+    took no time need nobody."""
     none = replace(load, executors=0, idle=0, slots=0, busy=0, ready=max(1, load.ready), oldest_s=0.0)
     assert decide(policy, none, 0, Memory()).desired >= 1
 
