@@ -366,9 +366,9 @@ class Registry:
             logger.warning("warm sandbox lost", extra={"sandbox": sandbox.id})
             await self._destroy(sandbox)
 
-    async def remove(self, key: RunKey, attempt: int | None = None) -> None:
-        """Remove the run's sandbox and forget its losses; without one this does nothing. For an ``attempt``, unless a later
-        one has spoken by the time that the sandbox is there."""
+    async def remove(self, key: RunKey, attempt: int | None = None, *, lost: str | None = None) -> None:
+        """Remove the run's sandbox and forget its losses, but for why this one is ``lost``; without one this does nothing. For
+        an ``attempt``, unless a later one has spoken by the time that the sandbox is there."""
         await self.adopted(key)
         if creation := self._creating.get(key):
             with suppress(SandfleetError):
@@ -376,6 +376,10 @@ class Registry:
         if attempt is not None and attempt < self._attempts.highest(key):
             return
         self._attempts.forget_loss(key)
+        if (
+            lost is not None
+        ):  # before anything is awaited: the run's next sandbox may be made, and its files told of, meanwhile
+            self._attempts.lose(key, lost)
         if sandbox := self._sandboxes.pop(key, None):
             await self._destroy(sandbox)
             logger.info("sandbox removed", extra={"sandbox": sandbox.id, **_about(key)})
@@ -415,8 +419,7 @@ class Registry:
 
     async def lose(self, key: RunKey, why: str) -> None:
         """Remove the run's sandbox; the run hears ``why``."""
-        await self.remove(key)
-        self._attempts.lose(key, why)
+        await self.remove(key, lost=why)
 
     async def end(self, key: RunKey, sandbox: Sandbox, asked: int, why: str) -> bool:
         """Keep a sandbox's workspace, if there is a bucket, and remove it; its run hears ``why``. False if it is used meanwhile:

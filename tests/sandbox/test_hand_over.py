@@ -132,6 +132,25 @@ async def test_a_later_attempt_ends_what_the_agent_has_not_taken_yet(tmp_path):
             await said(sandbox, FENCE)
 
 
+async def test_a_loss_is_told_once_to_who_comes_while_the_sandbox_is_removed(tmp_path, monkeypatch):
+    """Red when it is noted only after the removal: who got the next sandbox meanwhile would hear of that one that it was lost."""
+    destroy = Sandbox.destroy
+    async with registry_in(tmp_path) as (registry, _):
+        registry.admit(FENCE)
+        await registry.acquire(FENCE)
+        told = []
+
+        async def come_meanwhile(sandbox):
+            monkeypatch.setattr(Sandbox, "destroy", destroy)
+            told.append((await registry.acquire(FENCE)).lost)
+            await destroy(sandbox)
+
+        monkeypatch.setattr(Sandbox, "destroy", come_meanwhile)
+        await registry.lose(FENCE.key, "why")
+        assert told == ["why"]
+        assert await said(registry.find(FENCE), FENCE) == [b"here\n"]
+
+
 @pytest.mark.parametrize("error", [UnicodeEncodeError("utf-8", "\ud800", 0, 1, "x"), RuntimeError("x")])
 async def test_whatever_is_wrong_with_one_sandbox_the_host_starts(tmp_path, monkeypatch, error):
     """Red when adoption expects certain errors only: one sandbox would keep the host, and all others, from coming back."""
