@@ -264,9 +264,20 @@ async def remove(pool: Pool, key: RunKey) -> bool:
 
 
 async def take_back(pool: Pool, key: RunKey, idempotency_key: str | None) -> None:
-    """Remove a sandbox that could not be made, and let its Idempotency-Key make another one."""
+    """Remove a sandbox that could not be made, and let its Idempotency-Key make another one. With a key one that has been made
+    after all stays: by a copy of the request, whose caller uses it."""
     async with pool.connection() as connection, connection.transaction():
         await connection.execute("select 1 from tenants where tenant = %s for update", (key.tenant,))
+        if idempotency_key is not None:
+            await connection.execute(f"select 1 from sandboxes where {_KEY} for update", key)
+            cursor = await connection.execute(
+                """select 1 from sandboxes s join placements p using (tenant, user_id)
+                    where p.run_id = s.sandbox_id and p.sandbox_id is not null and s.generation = 1
+                      and s.tenant = %s and s.user_id = %s and s.sandbox_id = %s""",
+                key,
+            )
+            if await cursor.fetchone() is not None:
+                return
         await connection.execute(f"delete from sandboxes where {_KEY}", key)
         await _forget(connection, key)
         await connection.execute(

@@ -8,6 +8,9 @@ import httpx
 import pytest
 
 from sandfleet.functions.api.app import create_app
+from sandfleet.shared.db.pool import open_pool
+from sandfleet.shared.ids import RunKey
+from sandfleet.shared.store import sandboxes
 from tests.api.conftest import make_settings, serve
 from tests.sandboxes.calls import make, run
 from tests.sandboxes.conftest import Fleet
@@ -172,6 +175,18 @@ async def test_a_creation_that_is_sent_again_makes_nothing_new(fleet: Fleet, htt
         409,
         "The sandbox that this Idempotency-Key had created has ended.",
     )
+
+
+async def test_a_copy_that_fails_leaves_what_another_has_made(fleet: Fleet, http: httpx.AsyncClient) -> None:
+    """Red when a failed creation is taken back by its id alone: the sandbox would go that the other copy's caller works in."""
+    idempotency_key = uuid.uuid4().hex
+    made = await http.post("/sandboxes", json={}, headers={"idempotency-key": idempotency_key})
+    key = RunKey("acme", "alice", uuid.UUID(made.json()["sandbox_id"]))
+    async with open_pool(fleet.host.database_url, 1) as pool:
+        await sandboxes.take_back(pool, key, idempotency_key)
+    assert (await http.get(made.headers["location"])).status_code == 200
+    again = await http.post("/sandboxes", json={}, headers={"idempotency-key": idempotency_key})
+    assert again.json()["sandbox_id"] == made.json()["sandbox_id"]
 
 
 async def test_a_sandbox_lives_as_long_as_it_is_told_anew(fleet: Fleet, http: httpx.AsyncClient) -> None:
