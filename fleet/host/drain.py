@@ -12,6 +12,7 @@ from sandfleet.shared.ids import RunKey
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.1
+_RELEASE_EVERY_S = 1.0
 _WHY = "The sandbox was lost: its host has stopped."
 
 
@@ -30,7 +31,17 @@ class Drain:
         registry = self._registry
         registry.draining = True
         registry.room_made.set()  # so that PostgreSQL hears of it soon
-        await asyncio.gather(registry.warm.close(), self._wait(grace_s))
+        releasing = asyncio.create_task(self._release(), name="release runs whose sandbox has ended")
+        try:
+            await asyncio.gather(registry.warm.close(), self._wait(grace_s))
+        finally:
+            releasing.cancel()
+
+    async def _release(self) -> None:
+        """For ever: let runs without a sandbox here, whenever and however it ended, go on elsewhere."""
+        while True:
+            await self._registry.snapshots.release(self._registry.keys())
+            await asyncio.sleep(_RELEASE_EVERY_S)
 
     async def _wait(self, at_most_s: float) -> None:
         with suppress(TimeoutError):
@@ -50,8 +61,7 @@ class Drain:
 
     async def _end(self, key: RunKey, sandbox: Sandbox) -> None:
         try:
-            if await self._registry.end(key, sandbox, sandbox.asked, _WHY):
-                await self._registry.snapshots.release(key)
+            await self._registry.end(key, sandbox, sandbox.asked, _WHY)
         except SandfleetError as error:
             logger.warning("workspace not kept", extra={"run_id": str(key.run_id), "reason": error.code})
             self._failed.add(key)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -135,12 +135,12 @@ class Snapshots:
             raise
         return taken
 
-    async def release(self, key: RunKey) -> None:
-        """The run's sandbox here has ended with its files kept: the next may be made anywhere. Never raises: without PostgreSQL
-        it is so when this host is gone."""
+    async def release(self, held: Sequence[RunKey]) -> None:
+        """The sandboxes of all runs but these have ended here, and no more are made: the next may be made anywhere. Never
+        raises: without PostgreSQL it is so when this host is gone."""
         with suppress(SandfleetError):
             async with self._database() as connection:
-                await release(connection, key, self._host_id)
+                await release(connection, self._host_id, held)
 
     async def find(self, key: RunKey) -> snapshots.Snapshot | None:
         """What a new sandbox of this run should begin with. Raises HostUnavailable when PostgreSQL does not answer: rather

@@ -67,13 +67,21 @@ async def know_sandbox(connection: Connection, fence: Fence, sandbox_id: str) ->
     )
 
 
-async def release(connection: Connection, key: RunKey, host_id: str) -> None:
-    """Let the run's next sandbox be made elsewhere at once: this host has ended the one that the run knows."""
+async def release(connection: Connection, host_id: str, held: Sequence[RunKey]) -> None:
+    """Let the next sandboxes of runs be made elsewhere at once: this host has ended those that they know, but for the ones in
+    ``held``, and makes no more. The next one is still another than they know, so they hear of the loss."""
     await connection.execute(
-        """update placements p set sandbox_id = null
-           where p.tenant = %(tenant)s and p.user_id = %(user_id)s and p.run_id = %(run_id)s and p.host_id = %(host_id)s
+        """update placements p set sandbox_id = 'ended'
+           where p.host_id = %(host_id)s and p.sandbox_id <> 'ended'
+             and (p.tenant, p.user_id, p.run_id) not in (
+               select * from unnest(%(tenants)s::text[], %(users)s::text[], %(ids)s::uuid[]))
              and exists (select 1 from runs r where r.tenant = p.tenant and r.user_id = p.user_id and r.run_id = p.run_id)""",
-        {**key._asdict(), "host_id": host_id},
+        {
+            "host_id": host_id,
+            "tenants": [key.tenant for key in held],
+            "users": [key.user_id for key in held],
+            "ids": [key.run_id for key in held],
+        },
     )
 
 

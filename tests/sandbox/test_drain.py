@@ -97,7 +97,8 @@ async def test_idle_sandboxes_are_kept_and_ended_while_a_command_goes_on(own_hos
         assert await execute(host, kept) == [(5,)]
 
         async def released():
-            return await execute(host, "select 1 from placements where sandbox_id is not null") == []
+            ended = "select count(*) from placements where sandbox_id = 'ended'"
+            return await execute(host, ended) == [(5,)]
 
         await eventually(released, what="nobody waits for this host")
         async with await psycopg.AsyncConnection.connect(host.database_url) as connection:

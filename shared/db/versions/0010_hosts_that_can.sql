@@ -47,7 +47,7 @@ begin
     order by h.host_id is not distinct from p_own desc, h.memory - t.memory desc, h.host_id limit 1);
 end $$;
 
--- As in 0001, with the template.
+-- As in 0001, with the template. A host that takes nothing more and has ended the run's sandbox has noted 'ended' in its place.
 create or replace function place_sandbox(
   p_tenant text, p_user text, p_run uuid, p_attempt int, p_template text, p_memory bigint, p_pids bigint, p_own text, p_refused text[])
 returns table (outcome text, o_host text, o_address text, o_remote text, o_sandbox text) language plpgsql as $$
@@ -67,7 +67,7 @@ begin
     return query select 'placed', h.host_id, h.address, h.remote, p.sandbox_id;
     return;
   end if;
-  if h.host_id is not null and p.sandbox_id is not null and h.heartbeat_at > clock_timestamp() - interval '60 seconds' then
+  if h.host_id is not null and p.sandbox_id <> 'ended' and h.heartbeat_at > clock_timestamp() - interval '60 seconds' then
     return query select 'away', h.host_id, h.address, h.remote, p.sandbox_id;
     return;
   end if;
