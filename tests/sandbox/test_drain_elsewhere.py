@@ -111,3 +111,34 @@ async def test_a_sandbox_that_was_ended_before_the_drain_goes_on_elsewhere(hosts
             assert found.stdout == (b"here\n" if snapshot == "kept" else b"")
             assert (await second.health())["sandboxes"] == 1
             await successor.close()
+
+
+async def test_what_a_drain_has_kept_is_kept_on_for_who_resumes_the_run(hosts):
+    """The same process interrupts the run that had the sandbox. Red when a first attempt without a sandbox is taken for one that
+    never had any: the resuming run would find an empty workspace, and nobody would say so."""
+    first, second = hosts
+    async with placed(first) as make:
+        key = await first.new_run()
+        sandbox = await make(key, 1, "default")
+        await sandbox.exec("echo here > kept")
+        async with draining(first):
+
+            async def ended():
+                return (await first.health())["sandboxes"] == 1
+
+            await eventually(ended, what="the idle sandbox is ended")
+            with pytest.raises(SandboxLost):
+                await sandbox.exec("true")
+            await second.start()
+            for _ in range(2):  # as an executor does
+                try:
+                    assert await sandbox.snapshot("interrupt") is not None
+                    break
+                except SandboxLost:
+                    continue
+            assert await execute(
+                first,
+                "select 1 from snapshots where run_id = %s and reason = 'interrupt' and expires_at > clock_timestamp()",
+                key.run_id,
+            )
+            await sandbox.close()
