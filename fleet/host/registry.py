@@ -192,9 +192,7 @@ class Registry:
         """
         key = fence.key
         self._attempts.refuse_superseded(fence)
-        if anew and self._has_earlier(fence):
-            if not may_create:
-                raise HostUnavailable(_CUT_OFF)
+        if anew and self._has_earlier(fence):  # over, whether the next can be made here or not
             await self.remove(key)
             self._attempts.refuse_superseded(fence)
         if sandbox := self._sandboxes.get(key):

@@ -151,6 +151,19 @@ async def test_a_loss_is_told_once_to_who_comes_while_the_sandbox_is_removed(tmp
         assert await said(registry.find(FENCE), FENCE) == [b"here\n"]
 
 
+async def test_a_generation_that_is_over_goes_also_where_the_next_cannot_be_made_now(tmp_path):
+    """Red when it is removed only by who takes its place. It would be kept, as idle or at a drain, for the generation that has
+    spoken: this would begin with the files of the one before, in place of the snapshot that it was restored with."""
+    later = Fence(FENCE.key, 2)
+    async with registry_in(tmp_path) as (registry, _):
+        registry.admit(FENCE)
+        await registry.acquire(FENCE, anew=True)
+        registry.admit(later)
+        with pytest.raises(HostUnavailable, match="cut off"):
+            await registry.acquire(later, may_create=False, anew=True)
+        assert registry.held() == []
+
+
 @pytest.mark.parametrize("error", [UnicodeEncodeError("utf-8", "\ud800", 0, 1, "x"), RuntimeError("x")])
 async def test_whatever_is_wrong_with_one_sandbox_the_host_starts(tmp_path, monkeypatch, error):
     """Red when adoption expects certain errors only: one sandbox would keep the host, and all others, from coming back."""
