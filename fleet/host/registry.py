@@ -374,9 +374,7 @@ class Registry:
         if attempt is not None and attempt < self._attempts.highest(key):
             return
         self._attempts.forget_loss(key)
-        if (
-            lost is not None
-        ):  # before anything is awaited: the run's next sandbox may be made, and its files told of, meanwhile
+        if lost is not None:  # before anything is awaited: the run's next sandbox may be made meanwhile
             self._attempts.lose(key, lost)
         if sandbox := self._sandboxes.pop(key, None):
             await self._destroy(sandbox)
