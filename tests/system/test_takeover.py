@@ -12,7 +12,7 @@ STEPS, HELD_AT = 20, 10
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_a_run_outlives_its_executor(client, query, stack, tmp_path, number):
-    """Red when a successor starts the run anew, or nobody takes it: the digest depends on each step once.
+    """Red when a successor gives the graph its input again, or nobody takes the run: the digest depends on each step once.
 
     SIGKILL: the lease runs out. SIGTERM: the run is handed over. It stays at its tenth step until then.
     """
@@ -42,6 +42,8 @@ async def test_a_run_outlives_its_executor(client, query, stack, tmp_path, numbe
     ((attempt, deaths),) = await query("select attempt, deaths from runs where run_id = %s", run["run_id"])
     assert attempt > 1
     assert deaths <= (2 if number == signal.SIGKILL else 0)
+    states = await client.threads.get_history(thread["thread_id"], limit=100)
+    assert [state["metadata"]["source"] for state in states].count("input") == 1
     events = [e async for e in client.runs.join_stream(thread["thread_id"], run["run_id"], last_event_id="0")]
     assert [e.event for e in events].count("metadata") == attempt
     assert events[-1].event == "end"

@@ -39,6 +39,8 @@ from sandfleet.shared.store.usage import Sums
 
 router = APIRouter(tags=["runs"])
 
+_STATUSES = ", ".join(runs.STATUSES)
+
 
 async def created(request: Request, thread_id: UUID | None, run_class: int) -> run_creation.Created:
     """Read the body of a creation and submit the run."""
@@ -113,7 +115,7 @@ async def list_runs(request: Request, thread_id: str) -> Response:
             raise InvalidRequest(f"select: {name!r} is no field of a run")
     status = request.query_params.get("status") or None
     if status is not None and status not in runs.STATUSES:
-        raise InvalidRequest(f"status: use one of {', '.join(runs.STATUSES)}")
+        raise InvalidRequest(f"status: use one of {_STATUSES}")
     found = await runs.of_thread(
         resources(request).pool,
         caller(request),
