@@ -164,10 +164,14 @@ def _locked(namespace: int) -> bool:
 
 async def _content() -> Any:
     """The table without what changes by itself (handles, elements of sets); None if there is none."""
-    tables = json.loads(await _nft("-j", "list", "tables"))["nftables"]
-    if not any(_is_ours(part["table"]) for part in tables if "table" in part):
+    if not await _is_there():
         return None
-    listed = json.loads(await _nft("-j", "list", "table", "inet", _TABLE))["nftables"]
+    try:
+        listed = json.loads(await _nft("-j", "list", "table", "inet", _TABLE))["nftables"]
+    except FirewallError:
+        if await _is_there():
+            raise
+        return None  # another process has removed it meanwhile
     parts = [(kind, dict(value)) for part in listed for kind, value in part.items() if kind != "metainfo"]
     for kind, value in parts:
         value.pop("handle", None)
@@ -176,8 +180,10 @@ async def _content() -> Any:
     return parts
 
 
-def _is_ours(table: dict[str, Any]) -> bool:
-    return (table["family"], table["name"]) == ("inet", _TABLE)
+async def _is_there() -> bool:
+    tables = json.loads(await _nft("-j", "list", "tables"))["nftables"]
+    ours = ("inet", _TABLE)
+    return any((part["table"]["family"], part["table"]["name"]) == ours for part in tables if "table" in part)
 
 
 def _nft_path() -> str | None:

@@ -189,6 +189,21 @@ async def test_damaged_rules_are_repaired(damage):
     await uninstalled()
 
 
+async def test_rules_that_go_while_they_are_looked_at_are_not_there(monkeypatch):
+    """Red when a table that another process has removed between two looks is taken for a firewall that does not work."""
+    look = firewall._nft
+
+    async def removed_meanwhile(*arguments, **options):
+        seen = await look(*arguments, **options)
+        subprocess.run(["nft", "delete", "table", "inet", "sandfleet"], capture_output=True, check=False)
+        return seen
+
+    async with firewall.held():
+        await Firewall().ensure()
+        monkeypatch.setattr(firewall, "_nft", removed_meanwhile)
+        assert not await firewall.installed()
+
+
 _FLOOD = """
 import socket, time
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
