@@ -46,7 +46,9 @@ class Lifetimes:
     async def _end_over(self, key: RunKey, sandbox: Sandbox) -> None:
         logger.warning("sandbox beyond its lifetime", extra={"run_id": str(key.run_id), "tenant": key.tenant})
         limit_s = sandbox.template.lifetime_s
-        await self._registry.lose(key, f"The sandbox was lost: it reached its lifetime of {limit_s:.0f} s.")
+        await self._registry.remove(
+            key, lost=f"The sandbox was lost: it reached its lifetime of {limit_s:.0f} s."
+        )
 
     async def _end_idle(self, key: RunKey, sandbox: Sandbox, limit_s: float) -> None:
         """End a sandbox that nobody has used for long, unless something runs in it. Its workspace is kept."""

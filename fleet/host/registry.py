@@ -413,10 +413,6 @@ class Registry:
         """The newest attempt of the run that has spoken."""
         return Fence(key, self._attempts.highest(key))
 
-    async def lose(self, key: RunKey, why: str) -> None:
-        """Remove the run's sandbox; the run hears ``why``."""
-        await self.remove(key, lost=why)
-
     async def end(self, key: RunKey, sandbox: Sandbox, asked: int, why: str) -> bool:
         """Keep a sandbox's workspace, if there is a bucket, and remove it; its run hears ``why``. False if it is used meanwhile:
         ``asked`` are the calls for it so far. Raises SandfleetError if its workspace cannot be kept."""
@@ -425,7 +421,7 @@ class Registry:
         if sandbox.asked != asked or sandbox.busy or self._sandboxes.get(key) is not sandbox:
             return False
         logger.info("idle sandbox ended", extra={"sandbox": sandbox.id, **_about(key)})
-        await self.lose(key, why)
+        await self.remove(key, lost=why)
         return True
 
     async def keep_workspace(self, key: RunKey, sandbox: Sandbox) -> None:

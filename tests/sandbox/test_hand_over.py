@@ -146,7 +146,7 @@ async def test_a_loss_is_told_once_to_who_comes_while_the_sandbox_is_removed(tmp
             await destroy(sandbox)
 
         monkeypatch.setattr(Sandbox, "destroy", come_meanwhile)
-        await registry.lose(FENCE.key, "why")
+        await registry.remove(FENCE.key, lost="why")
         assert told == ["why"]
         assert await said(registry.find(FENCE), FENCE) == [b"here\n"]
 
