@@ -215,10 +215,15 @@ def sandbox_bench(
     ] = None,
 ) -> None:
     """Measure commands, acquires, idle sandboxes and many runs beside a plain use of the Docker Engine."""
+    import uvloop
+
     from sandfleet.localstack import terminal
     from sandfleet.localstack.commands import sandbox_bench as command
 
-    terminal.run(command.sandbox_bench(root, EXAMPLES, parts.split(","), most, swe_rex))
+    # Executors, which are the clients that it stands for, have this event loop as well.
+    terminal.run(
+        command.sandbox_bench(root, EXAMPLES, parts.split(","), most, swe_rex), uvloop.new_event_loop
+    )
 
 
 @app.command()

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -28,14 +28,18 @@ class Steps:
         out.print(f"[dim]{time.monotonic() - self._since:6.1f} s[/]  {escape(step)}")
 
 
-def run(command: Coroutine[Any, Any, int | None]) -> None:
-    """Run a command to its end and exit with its code.
+def run(
+    command: Coroutine[Any, Any, int | None],
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> None:
+    """Run a command to its end, on asyncio's own event loop if there is no other, and exit with its code.
 
     SIGINT, SIGTERM and SIGHUP cancel it once, so that it can clean up in peace, and the exit code is 130. Expected
     failures print one line (or two) without a traceback, exit code 1.
     """
     try:
-        code = asyncio.run(_until_signal(command))
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            code = runner.run(_until_signal(command))
     except asyncio.CancelledError:
         code = INTERRUPTED
     except Exception as error:
