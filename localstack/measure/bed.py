@@ -96,8 +96,10 @@ async def bed(
             await psycopg.AsyncConnection.connect(info.database_url, autocommit=True) as connection,
         ):
             made = Bed(stack, engine, connection)
-            yield made
-            await made.aclose()
+            try:
+                yield made
+            finally:
+                await made.aclose()
     finally:
         await stack.stop()
 
