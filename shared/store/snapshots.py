@@ -53,7 +53,7 @@ async def record(
 ) -> Snapshot | None:
     """Note a snapshot whose archive is in the bucket: ``snapshot_id``, ``reason``, ``object_key``, ``bytes``, ``files``,
     ``content_bytes``, ``skipped``. It is kept for ``keep_s``. Those that were not asked for replace one another: of a run, and of
-    the interrupted runs of its thread. None and nothing noted if the sandbox is elsewhere or of an earlier generation by now, or,
+    the interrupted runs of its thread; but for what a sandbox of its own began with, which a loss brings back. None and nothing noted if the sandbox is elsewhere or of an earlier generation by now, or,
     but for ``drain``, a later attempt has the run: what replaced it may have newer files."""
     async with connection.transaction(), connection.cursor(row_factory=class_row(Snapshot)) as cursor:
         if not await _counts(connection, key, held, snapshot["reason"]):
@@ -63,7 +63,10 @@ async def record(
                where tenant = %(tenant)s and user_id = %(user_id)s and reason <> 'request' and (
                  run_id = %(run_id)s or reason = 'interrupt' and thread_id = (
                    select thread_id from runs
-                   where tenant = %(tenant)s and user_id = %(user_id)s and run_id = %(run_id)s))""",
+                   where tenant = %(tenant)s and user_id = %(user_id)s and run_id = %(run_id)s))
+                 and not exists (
+                   select 1 from sandboxes b where b.tenant = snapshots.tenant and b.user_id = snapshots.user_id
+                     and b.begins_with = snapshots.snapshot_id and b.sandbox_id <> snapshots.run_id)""",
             key._asdict(),
         )
         await cursor.execute(

@@ -203,6 +203,32 @@ async def test_a_sandbox_begins_with_the_snapshot_of_a_run(http: httpx.AsyncClie
     await fleet.host.set_status(key, "success")
 
 
+async def test_what_a_living_sandbox_began_with_stays(http: httpx.AsyncClient, fleet: Fleet) -> None:
+    """Although the run has left a newer one: after a loss the sandbox begins with it again. Red when a run's snapshot is given
+    up for the next one whoever has begun with it."""
+    key = await fleet.host.new_run(tenant="acme", user_id="alice")
+    client = SandboxClient(fleet.host.socket)
+    sandbox = await fleet.host.sandbox(client, key=key)
+    await sandbox.exec("echo first > file")
+    taken = await sandbox.snapshot("interrupt")
+    assert taken is not None
+    path = await make(http, snapshot_id=taken["snapshot_id"])
+    await sandbox.exec("echo second > file")
+    assert await sandbox.snapshot("interrupt") is not None
+    await sandbox.close()
+    await client.aclose()
+    await fleet.host.set_status(key, "success")
+
+    async def alone() -> bool:
+        return len(await containers(fleet.host)) == 1
+
+    await eventually(alone, what="the run's sandbox is gone")
+    await kill_container(fleet)
+    lost = await eventually(lambda: told_of_loss(http, path), what="the loss is told")
+    assert lost["restored"] == taken["snapshot_id"]
+    assert (await run(http, path, "cat file"))["stdout"] == "first\n"
+
+
 async def test_a_tenant_keeps_so_many_snapshots(http: httpx.AsyncClient, fleet: Fleet) -> None:
     """Those that were asked for; the answer says what to do. Breaks when each fork may leave one for a week."""
     path = await make(http)
