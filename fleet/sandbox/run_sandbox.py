@@ -40,8 +40,8 @@ class ExecResult:
 
     ``stdout`` and ``stderr`` are what was kept; if ``truncated``, a marker stands where ``dropped_bytes`` were
     dropped. A command over its time limit was killed with all it had started, and is ``timed_out``.
-    ``out_of_memory``: while it ran, the kernel killed a process of the sandbox for memory; then the limit and the
-    peak are known unless the machine's kernel does not tell.
+    ``out_of_memory``: the kernel killed a process of it for memory, or, with several commands at once, nobody knows that
+    it was another's; then the limit and the peak are known unless the machine's kernel does not tell.
     """
 
     exit_code: int | None

@@ -18,7 +18,7 @@ from .content import ReadFile, WriteFile
 from .file_work import file_work
 from .operation import BAD_REQUEST, Operation, Refused, seconds
 from .streams import Abandoned, Stream
-from .tree import kill_everything
+from .tree import Tree, kill_everything, session_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ class Agent:
         self.processes: dict[int, Background] = {}
         self.last_process = 0
         self.mains: dict[int, Main] = {}
+        self.victims = 0  # large processes of commands that the kernel was seen to kill for memory
+        self.large = 0  # commands that ended with a large process of theirs, after a kill that nobody saw
         self.abandoned: dict[Abandoned, None] = {}  # oldest first
         self._address = address
         self._connection: socket.socket | None = None
@@ -181,13 +183,19 @@ class Agent:
     def _reap(self) -> None:
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            if pid == 0:
+            if found is None:
                 return
-            main = self.mains.pop(pid, None)
-            if main is not None:
+            pid = found.si_pid
+            main = self.mains.get(pid)
+            owner = main if main is not None else self.mains.get(session_of(pid))
+            _, status, used = os.wait4(pid, 0)
+            self.mains.pop(pid, None)
+            if isinstance(owner, Tree):
+                owner.reaped(pid, status, used.ru_maxrss * 1024)
+            elif main is not None:
                 main.status = status
 
     def _ready(self, mask: int) -> None:

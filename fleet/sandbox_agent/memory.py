@@ -8,6 +8,9 @@ import os
 _EVENTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 _LIMIT = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _PEAK = ("/sys/fs/cgroup/memory.peak", "/sys/fs/cgroup/memory/memory.max_usage_in_bytes")
+_LARGE = (
+    0.25  # of the limit: the kernel takes the largest, so a smaller one is told from the others by nothing
+)
 _NO_LIMIT = 2**60  # cgroup v1 says a number beyond this where there is none
 
 
@@ -37,6 +40,12 @@ def limit_bytes() -> int | None:
     """The sandbox's memory limit, or None where there is none."""
     limit = _number(_LIMIT)
     return None if limit is None or limit >= _NO_LIMIT else limit
+
+
+def is_large(size: int) -> bool:
+    """Whether a process that had so many bytes is likely to be the one that was killed, when one was."""
+    limit = limit_bytes()
+    return limit is not None and size >= _LARGE * limit
 
 
 def peak_bytes() -> int | None:

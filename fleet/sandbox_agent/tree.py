@@ -30,6 +30,9 @@ class Tree:
         self.status: int | None = None  # of the first process, once it has ended
         self.mark = _mark(os.urandom(8).hex())
         self._oom_before = memory.oom_kills()
+        self._victims_before, self._large_before = agent.victims, agent.large
+        self._victim = False  # one of it was seen to be killed for memory
+        self._peak = 0  # bytes that its largest process had, of those that its first one has waited for
         self.spawned = spawn(spec, self.mark, merged)
         self.pid = self.spawned.pid
         self.start_ticks = 0
@@ -52,8 +55,35 @@ class Tree:
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether the kernel has killed a process of the sandbox for memory since this began."""
-        return memory.oom_kills() > self._oom_before
+        """Whether the kernel has killed a process of this tree for memory, or nobody can say that it was another's.
+
+        It counts kills in the sandbox, not whom. Of those since this began, one that hit a large process of another
+        command before our eyes is that command's. A child whose own parent waited for it nobody saw: then it was another
+        command's if that one had a large process when it ended and this one has had none.
+        """
+        kills = memory.oom_kills() - self._oom_before
+        if kills <= 0 or self._victim:
+            return kills > 0
+        victims, large = self.agent.victims - self._victims_before, self.agent.large - self._large_before
+        others = victims if self.status is None or memory.is_large(self._peak) else victims + large
+        return kills > others
+
+    def reaped(self, pid: int, status: int, peak: int) -> None:
+        """The agent has waited for a process of this tree, whose largest process so far had ``peak`` bytes.
+
+        Those that the agent kills are no victims of the kernel's.
+        """
+        if pid == self.pid:
+            self.status = status
+        self._peak = max(self._peak, peak)
+        if self.killed_at is not None or not self.out_of_memory:
+            return
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+            self._victim = True
+            self.agent.victims += memory.is_large(peak)
+        elif pid == self.pid and memory.is_large(self._peak):
+            self._victim = True  # as far as anybody can know
+            self.agent.large += 1
 
     def kill(self) -> None:
         """Begin to kill."""
@@ -131,6 +161,13 @@ class Tree:
                 tree.add(pid)
                 found += children.get(pid, [])
         return tree, complete
+
+
+def session_of(pid: int) -> int:
+    """The session of a process, also of one that has ended and that nobody has waited for; 0 if there is none."""
+    with contextlib.suppress(OSError):
+        return int(_stat(pid)[3])
+    return 0
 
 
 def _stat(pid: int) -> list[bytes]:

@@ -215,6 +215,27 @@ async def test_memory_that_runs_out_kills_the_command_and_not_the_sandbox(docker
     assert not (await docker_sandbox.exec("true")).out_of_memory
 
 
+TOO_MUCH = """python3 -c "x = b'x' * 2_000_000_000" """
+BESIDE = "touch up; until [ -e go ]; do sleep 0.05; done; "
+
+
+@pytest.mark.parametrize("hit", ["exec " + TOO_MUCH, TOO_MUCH + "; echo done"])
+@pytest.mark.parametrize(("then", "told"), [("", False), (TOO_MUCH + "; true", True)])
+async def test_who_was_killed_for_memory_is_told_and_not_who_ran_beside(docker_sandbox, hit, then, told):
+    """Red for the neighbour if a kill in the sandbox is everybody's, or if only one that the agent saw is anybody's."""
+    async with asyncio.TaskGroup() as tasks:
+        beside = tasks.create_task(docker_sandbox.exec(BESIDE + then, timeout_s=600))
+        await eventually(lambda: _is_there(docker_sandbox, "up"))
+        assert (await docker_sandbox.exec(hit, timeout_s=600)).out_of_memory
+        await docker_sandbox.write_file("go", b"")
+    result = beside.result()
+    assert (result.exit_code, result.out_of_memory) == (0, told)
+
+
+async def _is_there(sandbox, name):
+    return (await sandbox.exec(["test", "-e", name])).exit_code == 0
+
+
 async def test_many_small_processes_that_fill_memory_do_not_kill_the_agent(docker_sandbox):
     """Red without the raised oom_score_adj of commands: the agent is bigger than each of these."""
     command = f"{FILL_MEMORY}{UNTIL_ONE_IS_KILLED}kill -9 -1; exit 3"
