@@ -63,6 +63,10 @@ class Template(BaseModel):
     """Of /workspace."""
     workspace_on: Literal["memory", "disk"] = "memory"
     """Where the workspace is; on disk it is a file of that size at most, made by the sandbox host."""
+    disk_rate: Size = ByteSize(100 * 2**20)
+    """Bytes a second that a workspace on disk may read, and as many again that it may write (that on cgroup v2 only)."""
+    disk_iops: int = Field(2000, ge=10)
+    """Requests a second that a workspace on disk may read, and as many again that it may write."""
     inodes: int = Field(65_536, ge=16)
     """Files in the workspace: bounds the kernel's memory that empty files take."""
     open_files: int = Field(4096, ge=64)

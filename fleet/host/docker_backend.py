@@ -66,6 +66,7 @@ class DockerBackend:
         self._network_of: dict[str, str] = {}  # of those that have one
         self._uids = (_UID_FIRST, _UID_COUNT)
         self._live_restore = False
+        self._bounds_writes = False  # the bytes a second of them, of a workspace on disk
         self._freezers: dict[str, Freezer] = {}  # of containers that are frozen, by their ids
 
     async def open(self) -> None:
@@ -74,6 +75,7 @@ class DockerBackend:
         if any(option in ("name=userns", "name=rootless") for option in info.get("SecurityOptions") or ()):
             self._uids = (_MAPPED_UID_FIRST, _MAPPED_UID_COUNT)
         self._live_restore = bool(info.get("LiveRestoreEnabled"))
+        self._bounds_writes = str(info.get("CgroupVersion")) == "2"
         if not self._live_restore:
             logger.info(
                 "the engine ends all sandboxes when it restarts: set live-restore in its daemon.json to keep them"
@@ -98,6 +100,11 @@ class DockerBackend:
         on_disk = [
             t for t in self._templates.values() if t.workspace_on == "disk" and t.name not in self.refused
         ]
+        if on_disk and not self._bounds_writes:
+            logger.warning(
+                "The bytes a second that sandboxes write to workspaces on disk are not limited here: the kernel's control "
+                "groups are of version 1. Their reads and the requests that they sync are."
+            )
         for template in on_disk[:1]:
             small = template.model_copy(update={"workspace": _TRIAL_DISK_BYTES})
             with tempfile.TemporaryDirectory(dir=self._folder) as folder:
@@ -215,6 +222,15 @@ class DockerBackend:
             # The engine mounts it with the container, and forgets it with the container.
             volume = {"DriverConfig": {"Name": "local", "Options": options}, "NoCopy": True}
             del body["HostConfig"]["Tmpfs"][WORKSPACE]
+            rates = {
+                "ReadBps": template.disk_rate,
+                "ReadIOps": template.disk_iops,
+                "WriteIOps": template.disk_iops,
+            }
+            if self._bounds_writes:
+                rates["WriteBps"] = template.disk_rate
+            for what, rate in rates.items():
+                body["HostConfig"][f"BlkioDevice{what}"] = [{"Path": device, "Rate": int(rate)}]
             body["HostConfig"]["Mounts"] = [{"Type": "volume", "Target": WORKSPACE, "VolumeOptions": volume}]
             yield
 

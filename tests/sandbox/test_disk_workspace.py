@@ -77,6 +77,42 @@ async def test_it_holds_more_than_memory_and_not_more_than_its_size(own_host, fi
         await eventually(lambda: not loops(host.folder), what="the loop device is gone")
 
 
+SYNCS = """
+import os, time
+fd, began = os.open("f", os.O_RDWR | os.O_CREAT), time.monotonic()
+for n in range(100):
+    os.pwrite(fd, os.urandom(4096), 4096 * n)
+    os.fsync(fd)
+print(time.monotonic() - began)
+"""
+READS = """
+import os, time
+fd = os.open("f", os.O_RDWR | os.O_CREAT)
+os.write(fd, os.urandom(12 << 20))
+os.fdatasync(fd)
+os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+began = time.monotonic()
+os.lseek(fd, 0, 0)
+while os.read(fd, 1 << 20):
+    pass
+print(time.monotonic() - began)
+"""
+
+
+async def test_what_it_reads_and_syncs_is_limited(own_host, tmp_path):
+    """Red without the rates of the device: one sandbox then takes the disk from all others."""
+    path = tmp_path / "slow.toml"
+    path.write_text(f'{FILE}disk_rate = "4MiB"\ndisk_iops = 50\n')
+    host = own_host(SANDFLEET_TEMPLATES=str(path))
+    await host.start()
+    async with aclosing(SandboxClient(host.socket)) as client:
+        sandbox = await disk_sandbox(host, client)
+        for attack in (SYNCS, READS):
+            result = await sandbox.exec(["python3", "-c", attack], timeout_s=300)
+            assert float(result.stdout) > 1.5, "a kernel that limits takes two seconds or more for it"
+        await sandbox.close()
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A folder on a file system of 100 MiB of its own."""
