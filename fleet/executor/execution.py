@@ -269,12 +269,15 @@ class Execution:
         kept = durability(run) != "exit"
         modes = graph_modes(self._requested)
         nested: bool = run.kwargs.get("stream_subgraphs") or False
-        if await breakpoints.stands_at_one(run, self._saver, graph, config):
+        standing = await breakpoints.reached(run, self._saver, graph, config)
+        if "" in standing:
             return
+        given = await input_of_attempt(run, self._saver, graph, config)
+        self._saver.stop_at(standing)
         if kept:
             self._saver.pair_with_states(str(run.thread_id))
         events = graph.astream(
-            await input_of_attempt(run, self._saver, graph, config),
+            given,
             config,
             context=run.kwargs.get("context"),
             stream_mode=cast(Any, list(modes | {"checkpoints"} if kept else modes)),

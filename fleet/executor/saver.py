@@ -25,6 +25,7 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.types import ERROR, RESUME
+from langgraph.errors import GraphInterrupt
 from psycopg import AsyncConnection
 from psycopg_pool import PoolTimeout
 
@@ -127,6 +128,8 @@ class FencedSaver(BlockingSaver):
         self._held: dict[str, list[Row]] = {}
         """By id, what waits to be written: checkpoints for their states, and states for their checkpoints."""
         self._states: dict[str, Sequence[Row]] = {}
+        self._stops: set[str] = set()
+        """Namespaces of graphs in nodes that go no further."""
 
     # --- writing ---------------------------------------------------------------------------------------------------
 
@@ -282,11 +285,18 @@ class FencedSaver(BlockingSaver):
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
+    def stop_at(self, namespaces: set[str]) -> None:
+        """From now on interrupt the graphs of these namespaces, of nodes, where they would begin; those beside them go on."""
+        self._stops |= namespaces
+
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """The checkpoint that ``config`` names, or the newest one of its thread and namespace."""
+        """The checkpoint that ``config`` names, or the newest one of its thread and namespace. Raises GraphInterrupt for the
+        newest one of a namespace that was given to `stop_at`."""
         configurable = config["configurable"]
         thread_id, ns = str(configurable["thread_id"]), configurable.get("checkpoint_ns", "")
         checkpoint_id = configurable.get("checkpoint_id")
+        if ns in self._stops and not checkpoint_id:
+            raise GraphInterrupt  # as the graph itself did when it came there
         written = self._written_if_known_empty(thread_id)
         if written is not None and ns not in written:
             return None

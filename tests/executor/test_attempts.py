@@ -7,7 +7,6 @@ from typing import Any
 import psycopg
 import pytest
 from langgraph import func
-from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command
 
 from sandfleet.fleet.executor import execution as execution_module
@@ -239,40 +238,3 @@ async def test_an_end_whose_reply_was_lost_is_known_as_its_own(
         cursor = await connection.execute("select status from runs where run_id = %s", (key.run_id,))
         assert await cursor.fetchall() == ([] if rolled_back else [("success",)])
     assert [event for _, event in await executor.world.journal(key)].count("end") == (not rolled_back)
-
-
-@pytest.mark.parametrize("durability", ["sync", "exit"])
-@pytest.mark.parametrize("where", [{"interrupt_after": ["a"]}, {"interrupt_before": ["b"]}], ids=str)
-async def test_a_breakpoint_holds_though_the_executor_is_lost_there(
-    executor: Executor, monkeypatch: pytest.MonkeyPatch, where: dict[str, Any], durability: str
-) -> None:
-    """Until another run goes on. Red when the next attempt goes on from the checkpoint as if it had been asked to: what waits
-    for somebody's approval would be done without. Red, too, when a run that does go on stops there once more."""
-    begun: list[str] = []
-    builder = StateGraph(State)
-    for name in ("a", "b", "c"):
-        builder.add_node(name, lambda _, name=name: begun.append(name) or {})
-    for start, end in ((START, "a"), ("a", "b"), ("b", "c"), ("c", END)):
-        builder.add_edge(start, end)
-    graph = builder.compile()
-
-    async def lost(_: Any) -> None:
-        raise Superseded("The executor is lost here.")
-
-    first = await executor.claim(graph, durability=durability, **where)
-    monkeypatch.setattr(first, "_succeeded", lost)
-    await first.execute()
-    stopped = list(begun)
-    assert "b" not in stopped
-    second = await executor.claim_again(first, graph)
-    await second.execute()
-    assert begun == stopped
-    async with executor.world.pool.connection() as connection:
-        cursor = await connection.execute(
-            "select r.status, t.status from runs r join threads t using (tenant, user_id, thread_id) where run_id = %s",
-            (first.run.fence.key.run_id,),
-        )
-        assert await cursor.fetchone() == ("success", "interrupted")
-    resumed = await executor.claim(graph, thread_id=first.run.thread_id, input=None)
-    await resumed.execute()
-    assert begun == ["a", "b", "c"]

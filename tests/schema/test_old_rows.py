@@ -26,8 +26,8 @@ from tests.fixtures_stack import start_stack
 from tests.projects.basic.counter import expected_digest
 from tests.waiting import eventually
 
-REVISION = "0006"
-ROWS = Path(__file__).parent / f"rows_{REVISION}.sql"
+REVISIONS = ("0006", "0011")
+"""Newest revisions of the releases that are upgraded from: the oldest that has its rows here, and the last one."""
 
 Tables = dict[str, list[str]]
 
@@ -37,9 +37,9 @@ select table_name::text, string_agg(format('%%1$I = %%1$I + %%2$L::interval', co
 """
 
 
-async def load(connection: psycopg.AsyncConnection[Any]) -> None:
+async def load(connection: psycopg.AsyncConnection[Any], revision: str) -> None:
     """The release's rows, as if it had been killed ten minutes ago."""
-    await connection.execute(ROWS.read_bytes())
+    await connection.execute((Path(__file__).parent / f"rows_{revision}.sql").read_bytes())
     await connection.execute("set search_path = public")
     row = await (
         await connection.execute(
@@ -104,15 +104,17 @@ class Upgraded(NamedTuple):
         return values
 
 
-@pytest.fixture(scope="module")
-async def upgraded(servers: TestServers, engine: str) -> AsyncIterator[Upgraded]:
+@pytest.fixture(scope="module", params=REVISIONS)
+async def upgraded(
+    request: pytest.FixtureRequest, servers: TestServers, engine: str
+) -> AsyncIterator[Upgraded]:
     name = f"test_{uuid.uuid4().hex}"
     url = database_url(servers.admin_url, name)
     async with await psycopg.AsyncConnection.connect(servers.admin_url, autocommit=True) as admin:
         await admin.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
-    await asyncio.to_thread(migrate.upgrade, url, REVISION)
+    await asyncio.to_thread(migrate.upgrade, url, request.param)
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
-        await load(connection)
+        await load(connection, request.param)
         columns = await read_columns(connection)
         before = await read_tables(connection, columns)
         await asyncio.to_thread(migrate.upgrade, url)
@@ -138,6 +140,8 @@ async def test_an_upgrade_keeps_every_row(upgraded: Upgraded) -> None:
         "state_blobs",
         "scaling",
         "api_keys",
+        "run_usage",
+        "daily_usage",
     }
     assert {table for table, rows in upgraded.before.items() if not rows} <= empty
     assert upgraded.after == upgraded.before
