@@ -165,6 +165,35 @@ async def test_the_next_breakpoint_of_a_graph_in_a_node_holds_for_who_goes_on(
     assert begun == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("durability", ["sync", "exit"])
+async def test_a_breakpoint_behind_the_last_step_of_a_graph_in_a_node_holds(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch, durability: str
+) -> None:
+    """What comes behind the node waits. Red when a graph that has no next step is taken for one that is over."""
+    begun: list[str] = []
+
+    async def note(name: str, _: State) -> None:
+        begun.append(name)
+
+    async def behind(_: State) -> State:
+        begun.append("behind")
+        return {}
+
+    builder = StateGraph(State).add_node("inner", chain(note, interrupt_after=["c"])).add_node(behind)
+    graph = builder.add_edge(START, "inner").add_edge("inner", "behind").compile()
+    first = await executor.claim(graph, durability=durability)
+    lose_at_the_end(first, monkeypatch)
+    await first.execute()
+    assert begun == ["a", "b", "c"]
+    second = await executor.claim_again(first, graph)
+    await second.execute()
+    assert "behind" not in begun
+    assert await statuses(executor, second) == ("success", "interrupted")
+    resumed = await executor.claim(graph, thread_id=first.run.thread_id, input=None, durability=durability)
+    await resumed.execute()
+    assert begun[-1] == "behind"
+
+
 @pytest.mark.parametrize("where", [AFTER, BEFORE], ids=str)
 async def test_graphs_beside_one_at_a_breakpoint_go_on(executor: Executor, where: Where) -> None:
     """To their own, whoever takes over. Red when the attempt ends at once since one of them stands: who goes on would be asked
