@@ -35,12 +35,14 @@ _PATIENCE_S = 5.0  # a host that restarts costs a pause
 _PAUSE_S = 0.25
 _ENDS_S = 30.0  # a host ends what goes on in a sandbox whose time is over; its kill ladder takes less
 _REMOVE_S = 2.0  # the host notices by itself that nobody owns the sandbox any more
+_TRIES = 3  # to make a sandbox on a host where it dies before it has begun
 MISSING = "Sandbox not found, or its time is over."
 NO_SNAPSHOT = "Snapshot not found, or its time is over."
 _NO_HOST = "No sandbox host is there. Start one (python -m sandfleet.fleet.host), then try again."
 _FULL = "No sandbox host has room. Try again when a sandbox has ended."
 _GONE = "The sandbox was lost: its host is gone."
 _RESTARTED = "The sandbox was lost: its host has restarted."
+_DIED = "The sandbox died before it had begun, again and again. Try again; if that goes on, look at the sandbox host's log."
 _NOT_TAKEN = "The sandbox was begun anew while this was sent, and nothing of it was taken. Look at the sandbox, then send it again."
 _KEY_REUSED = "This Idempotency-Key was used for a different request. Use a new key for a new request."
 _NOT_BEGUN = "The snapshot that the sandbox was to begin with is gone."
@@ -269,6 +271,7 @@ class Use:
         fence = Fence(self._key, row.generation)
         own = await self._found.hosts.own()
         refused: list[str] = []
+        died = 0
         why: Exception | None = None
         while True:
             placed = await sandboxes.place(self._found.pool, fence, own, refused)
@@ -292,9 +295,14 @@ class Use:
             except HostRefused as error:
                 if error.status == 401:
                     raise _distrusted(error) from None
-                if error.code not in ("no_room", "sandbox_host_unavailable", "template_unavailable"):
+                if error.code == "sandbox_lost":  # it died before it had begun, and nobody has seen it
+                    why = HostUnavailable(_DIED, retry_after_s=1)
+                    if (died := died + 1) < _TRIES:
+                        continue
+                elif error.code not in ("no_room", "sandbox_host_unavailable", "template_unavailable"):
                     raise
-                why = NoRoom(_FULL, retry_after_s=5) if error.code == "no_room" else error
+                else:
+                    why = NoRoom(_FULL, retry_after_s=5) if error.code == "no_room" else error
             refused.append(placed.host_id)
         restored = acquired["restored"] and UUID(acquired["restored"]["snapshot_id"])
         if row.begins_with is not None and restored is None and row.lost is None:

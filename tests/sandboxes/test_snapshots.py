@@ -2,6 +2,7 @@
 
 import asyncio
 import uuid
+from pathlib import Path
 
 import httpx
 
@@ -118,6 +119,32 @@ async def test_restore_begins_the_sandbox_anew(http: httpx.AsyncClient) -> None:
     assert (await http.get(f"{path}/processes")).json() == []
     told = await http.post(f"{path}/exec", json={"command": "true"}, headers={"x-sandbox-generation": "1"})
     assert (told.status_code, told.json()["code"], told.json()["generation"]) == (410, "sandbox_lost", 2)
+
+
+async def test_a_sandbox_that_dies_while_it_is_made_is_made_again(
+    http: httpx.AsyncClient, fleet: Fleet
+) -> None:
+    """Nobody has seen it, so nobody is told. Red when its death is told as a loss of what the caller had, without a word on what
+    is there now."""
+    path = await make(http)
+    await run(http, path, "for i in $(seq 3000); do echo $i > $i; done")
+    kept = await snapshot(http, path)
+    before = {each["Id"] for each in await containers(fleet.host)}
+    restoring = asyncio.create_task(http.post(f"{path}/restore", json={"snapshot_id": kept}))
+    async with Engine(fleet.host.docker_host) as engine:
+
+        async def half_made() -> str | None:
+            for each in await containers(fleet.host):
+                if each["Id"] not in before and each["State"] == "running":
+                    pid = (await engine.call("GET", f"/containers/{each['Id']}/json"))["State"]["Pid"]
+                    if pid and any(Path(f"/proc/{pid}/root/workspace").iterdir()):
+                        return str(each["Id"])
+            return None
+
+        await engine.call("POST", f"/containers/{await eventually(half_made, what='files in it')}/kill")
+    restored = await restoring
+    assert (restored.status_code, restored.json()["restored"]) == (200, kept), restored.text
+    assert (await run(http, path, "ls | wc -l"))["stdout"] == "3000\n"
 
 
 async def test_a_restored_sandbox_forgets_what_it_was_before(http: httpx.AsyncClient, fleet: Fleet) -> None:
