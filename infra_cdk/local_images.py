@@ -6,6 +6,8 @@ is there already is not built again.
 
 The base needs only a Python of the version of this process; ``sandfleet.fleet.host.base_image`` makes one. The sandbox host
 is left out: an emulator has no machines, and its image fetches nft.
+
+Each step is a line of its standard error that begins with `STEP`, since the first build takes a minute and more.
 """
 
 import argparse
@@ -23,6 +25,7 @@ from sandfleet.infra_cdk.deployment import ROOT, WrongContext, read_deployment
 from sandfleet.infra_cdk.packaging import image_context
 
 PARTS = ("executor", "gateway")
+STEP = "Step: "
 NOWHERE = "127.0.0.1:1"
 """A registry that is never there: nothing listens on this port."""
 _KEPT = 5
@@ -37,7 +40,10 @@ def build(base: str, project: str, tag: str = "") -> dict[str, str]:
     """Build both; returns the name of each, as the context ``images`` takes them. Raises WrongContext."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     deployment = read_deployment({"python": python, "project": project})
-    contexts = {part: image_context(part, deployment) for part in PARTS}
+    contexts = {}
+    for part in PARTS:
+        _step(f"packing what the {part} needs (packages are fetched if they are new)")
+        contexts[part] = image_context(part, deployment)
     base_id = _docker("image", "inspect", "--format", "{{.Id}}", base)
     names = {
         part: f"{NOWHERE}/sandfleet-{part}:{tag or _digest(base_id, context.name)}"
@@ -46,15 +52,22 @@ def build(base: str, project: str, tag: str = "") -> dict[str, str]:
     missing = [part for part in PARTS if tag or not _is_there(names[part])]
     if missing:
         with_libraries = f"{NOWHERE}/sandfleet-base:{_digest(*names.values())}"
+        _step(f"building the image that {' and '.join(missing)} begin with")
         with tempfile.TemporaryDirectory() as folder:
             _add_libraries(Path(folder) / "libraries", contexts.values())
             (Path(folder) / "Dockerfile").write_text(_BASE)
             _build(base, with_libraries, Path(folder))
         for part in missing:
+            _step(f"building the image of the {part}")
             _build(with_libraries, names[part], contexts[part])
         for part in ("base", *PARTS):
             _forget_old(f"{NOWHERE}/sandfleet-{part}")
     return names
+
+
+def _step(what: str) -> None:
+    sys.stderr.write(f"{STEP}{what}\n")
+    sys.stderr.flush()
 
 
 def _digest(*parts: str) -> str:

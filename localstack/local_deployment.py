@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from sandfleet.fleet.graphs.project import read_project
 from sandfleet.fleet.host.base_image import ensure_image
+from sandfleet.infra_cdk.local_images import STEP
 from sandfleet.localstack import docker_api
 from sandfleet.localstack.emulated_stacks import EmulatedStacks
 from sandfleet.localstack.engine import choose_sandboxing
@@ -43,6 +44,7 @@ SERVICES = (
 IMAGE = "sandfleet-sandbox:latest"
 """Of sandboxes; it has a Python, so executor and gateway are built on it, too."""
 _LOOPBACK = ("127.0.0.1", "localhost")
+_STILL_S = 10.0  # after which a step that goes on is told again
 _SAVE_S = 40.0  # for a host that stops: its workspaces are kept, its sandboxes removed
 
 
@@ -165,6 +167,7 @@ class LocalDeployment:
     async def synthesize(self, **context: object) -> Path:
         """Build images, and write the templates for them; returns the assembly. ``context`` goes before the deployment's."""
         chosen = {**_cdk_json(), "project": str(self.project), **self._context, **context}
+        self._say("Building images of executor and gateway: a minute or two the first time")
         names = await self._run(
             *("sandfleet.infra_cdk.local_images", "--json", "--base", IMAGE),
             *("--project", str(chosen["project"])),
@@ -180,6 +183,7 @@ class LocalDeployment:
             "images": json.loads(names),
             "environment": {**environment, **given} if isinstance(given, dict) else given,
         }
+        self._say("Writing the templates")
         await self._run(
             "sandfleet.infra_cdk.app", CDK_OUTDIR=str(folder), CDK_CONTEXT_JSON=json.dumps(settings)
         )
@@ -190,6 +194,7 @@ class LocalDeployment:
         """Create the stacks of an assembly, or update them."""
         data, app = self.names
         stacks = self.stacks
+        self._say(f"Deploying the stacks {data} and {app}")
         await stacks.publish(assembly)
         await stacks.deploy(
             assembly,
@@ -302,7 +307,8 @@ class LocalDeployment:
 
     async def _run(self, module: str, *words: str, **variables: str) -> str:
         """What a module of ours prints, in a process of its own: these are busy for long. It gets the whole environment, which
-        may say how packages are fetched. Raises `LocalStackError`."""
+        may say how packages are fetched. Its steps are told as they begin, and of a long one that it goes on. Raises
+        `LocalStackError`."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-W", "ignore", "-m", module, *words),
             env={**self._env, "DOCKER_HOST": self.docker_host, **variables},
@@ -311,14 +317,41 @@ class LocalDeployment:
             stderr=asyncio.subprocess.PIPE,
         )
         try:
-            output, errors = await process.communicate()
+            assert process.stdout is not None
+            assert process.stderr is not None
+            reading = asyncio.ensure_future(process.stdout.read())
+            errors = await self._follow(process.stderr)
+            output = await reading
+            await process.wait()
         except asyncio.CancelledError:
             process.kill()
             await process.wait()
             raise
         if process.returncode != 0:
-            raise LocalStackError(f"{module} failed:\n{errors.decode(errors='replace').strip()[-3000:]}")
+            raise LocalStackError(f"{module} failed:\n{errors.strip()[-3000:]}")
         return output.decode()
+
+    async def _follow(self, stream: asyncio.StreamReader) -> str:
+        """Tell the steps on a process's standard error; returns the rest of it."""
+        rest, pending, step = "", b"", ""
+        while True:
+            try:
+                async with asyncio.timeout(_STILL_S):
+                    piece = await stream.read(64 * 1024)
+            except TimeoutError:
+                if step:
+                    self._say(f"  still {step}")
+                continue
+            *lines, pending = (pending + piece).split(b"\n")
+            for line in [*lines, pending] if not piece else lines:
+                text = line.decode(errors="replace")
+                if text.startswith(STEP):
+                    step = text.removeprefix(STEP)
+                    self._say(f"  {step}")
+                else:
+                    rest += f"{text}\n"
+            if not piece:
+                return rest
 
 
 def _own_port(url: str) -> int | None:

@@ -65,6 +65,12 @@ class NotFound(SandfleetError):
     status = 404
 
 
+class NotOffered(NotFound):
+    """There is no such route. The message says what is offered instead."""
+
+    code = "not_offered"
+
+
 class Conflict(SandfleetError):
     """The object exists already, or is in a state that excludes this operation."""
 

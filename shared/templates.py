@@ -201,8 +201,8 @@ def read_templates(settings: Settings) -> Templates:
         raise TemplatesInvalid(f"There is no {path}, which SANDFLEET_TEMPLATES names.") from error
     except tomllib.TOMLDecodeError as error:
         raise TemplatesInvalid(f"{path} is not TOML: {error}") from error
-    except ValidationError as error:
-        raise TemplatesInvalid(f"{path}: {_where(error)}") from error
+    except UnicodeDecodeError as error:
+        raise TemplatesInvalid(f"{path} is not UTF-8, as TOML must be: {error.reason}") from error
     except ValueError as error:
         raise TemplatesInvalid(f"{path}: {error}") from error
 
@@ -225,24 +225,43 @@ def _parse(data: dict[str, Any], settings: Settings) -> Templates:
         if _NAME.fullmatch(name) is None:
             raise ValueError(f"{name!r} is no name of a template: use a-z, 0-9, - and _, at most 63")
         if not isinstance(fields, dict) or "name" in fields:
-            raise ValueError(f"[templates.{name}] must be a table without a name in it")
+            raise ValueError(
+                f"{name!r} in [templates] is neither a template nor one's key: write [templates.{name}] and its keys below it, "
+                "without 'name'"
+            )
         try:
             templates[name] = Template.model_validate(
                 {**_settings(settings, default=name == DEFAULT), "name": name, **fields}
             )
         except ValidationError as error:
-            raise ValueError(f"[templates.{name}] {_where(error)}") from error
-    chosen = {graph_id: GraphTemplates.model_validate(fields) for graph_id, fields in graphs.items()}
+            raise ValueError(f"[templates.{name}] {_where(error, Template)}") from error
+    chosen = {}
+    for graph_id, fields in graphs.items():
+        try:
+            chosen[graph_id] = GraphTemplates.model_validate(fields)
+        except ValidationError as error:
+            raise ValueError(f"[graphs.{graph_id}] {_where(error, GraphTemplates)}") from error
     for graph_id, rules in chosen.items():
         if missing := {rules.template, *rules.choices} - templates.keys():
             raise ValueError(f"[graphs.{graph_id}] names the template {min(missing)!r}, which is not defined")
     return Templates(templates=templates, graphs=chosen)
 
 
-def _where(error: ValidationError) -> str:
+_SAID = {
+    "tuple_type": 'write a list: ["…"]',
+    "byte_size": 'write bytes, or a text such as "512MiB"',
+    "byte_size_unit": 'write bytes, or a text such as "512MiB"',
+    "model_type": "must be a table",
+}
+"""What to write, by pydantic's name of the mistake, where its own words are about Python."""
+
+
+def _where(error: ValidationError, of: type[BaseModel]) -> str:
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"])
-    said = first["msg"].removeprefix("Value error, ")
+    said = _SAID.get(first["type"], first["msg"].removeprefix("Value error, "))
+    if first["type"] == "extra_forbidden":
+        said = f"unknown key; known are {', '.join(name for name in of.model_fields if name != 'name')}"
     return f"{place}: {said}" if place else said
 
 
@@ -251,7 +270,7 @@ def _default(settings: Settings) -> Template:
         return Template.model_validate({**_settings(settings, default=True), "name": DEFAULT})
     except ValidationError as error:
         raise TemplatesInvalid(
-            f"The settings of sandboxes (SANDFLEET_SANDBOX_MEMORY_BYTES and its like) cannot be used: {_where(error)}"
+            f"The settings of sandboxes (SANDFLEET_SANDBOX_MEMORY_BYTES and its like) cannot be used: {_where(error, Template)}"
         ) from error
 
 

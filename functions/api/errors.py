@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from sandfleet.functions.api.responses import error_response, json_response
-from sandfleet.shared.errors import BodyTooLarge, InvalidRequest, SandfleetError, Unavailable
+from sandfleet.shared.errors import BodyTooLarge, InvalidRequest, NotOffered, SandfleetError, Unavailable
 
 _log = logging.getLogger(__name__)
 _SHOWN = 3  # problems of one body that are named
@@ -56,10 +56,39 @@ async def _schema(_: Request, error: Exception) -> Response:
     return error_response(invalid(error))
 
 
-async def _http(_: Request, error: Exception) -> Response:
+_OFFERED = (
+    "Offered are assistants, threads, runs, sandboxes, snapshots and usage: /openapi.json has all routes."
+)
+_NOT_OFFERED = (
+    (
+        re.compile(r"/store(/|$)"),
+        "The store (client.store) is not offered; a graph may bring one of its own.",
+    ),
+    (
+        re.compile(r"/crons(/|$)"),
+        "Crons (client.crons) are not offered; a scheduler of yours may create runs.",
+    ),
+    (
+        re.compile(r"/threads/[^/]+/(stream|commands)(/|$)"),
+        "Streams of threads (client.threads.stream, join_stream) are not offered; each run has one.",
+    ),
+)
+"""Parts of the SDK without a route here, by their paths, and what to do instead."""
+
+
+async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
-    return json_response({"detail": str(error.detail), "code": code}, error.status_code, error.headers)
+    if error.status_code in (404, 405):
+        for path, why in _NOT_OFFERED:
+            if path.search(request.url.path):
+                return error_response(NotOffered(f"{why} {_OFFERED}"))
+    if error.status_code == 404:
+        return error_response(NotOffered(f"There is no such route. {_OFFERED}"))
+    detail, code = str(error.detail), "http_error"
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "others")
+        detail, code = f"This path does not take {request.method}, only {allowed}.", "method_not_allowed"
+    return json_response({"detail": detail, "code": code}, error.status_code, error.headers)
 
 
 DATABASE_AWAY = (psycopg.OperationalError, PoolTimeout)

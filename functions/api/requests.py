@@ -111,6 +111,16 @@ def parse_id(text: str, name: str) -> UUID:
         raise InvalidRequest(f"{name}: not a UUID") from None
 
 
+def query_only(request: Request, *names: str) -> None:
+    """Refuse a query with anything but ``names``: a misspelt ``append`` would replace what it was to be added to.
+
+    Raises InvalidRequest that names one and says what there is.
+    """
+    if unknown := sorted(request.query_params.keys() - set(names)):
+        known = f"it takes {', '.join(names)}" if names else "it takes none"
+        raise InvalidRequest(f"{unknown[0][:64]!r} is no query parameter of this request: {known}")
+
+
 def query_bool(request: Request, name: str) -> bool:
     """A boolean of the query, absent or empty meaning false."""
     text = request.query_params.get(name, "").lower()

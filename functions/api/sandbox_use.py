@@ -176,9 +176,13 @@ class Use:
         self._generation = generation
 
     async def ready(self) -> Sandbox:
-        """The sandbox, made if it is not. Raises NotFound, SandboxLost if the caller has to hear of a loss, and what keeps it
-        from being made."""
+        """The sandbox, made if it is not. Raises NotFound, InvalidRequest for a generation that was never there, SandboxLost if
+        the caller has to hear of a loss, and what keeps it from being made."""
         row = await self._row()
+        if self._generation is not None and not 1 <= self._generation <= row.generation:
+            raise InvalidRequest(
+                f"X-Sandbox-Generation: the sandbox is in generation {row.generation} and has had none of this number"
+            )
         if row.known is None:
             row = await self._make(row)
         if self._generation not in (None, row.generation) or not row.told:

@@ -8,12 +8,15 @@ from pathlib import Path
 
 from rich.table import Table
 
-from sandfleet.fleet.sandbox_client import ApiError, Process, SandboxApi
+from sandfleet.fleet.sandbox_client import ApiError, ExecResult, Process, SandboxApi
 from sandfleet.localstack import dev_file, raw_terminal
 from sandfleet.localstack.process import LocalStackError
 from sandfleet.localstack.terminal import err, out
 
-_SHELL = "command -v bash >/dev/null && exec bash -i; exec sh -i"
+_SHELL = "export LANG=${LANG:-C.UTF-8}; command -v bash >/dev/null && exec bash -i; exec sh -i"
+"""The language is for what is typed: without one, a line with an umlaut is shown as numbers."""
+_SCRIPT = "command -v bash >/dev/null && exec bash -s; exec sh -s"
+_SCRIPT_S = 3600.0  # as long as a sandbox lives unless its maker says otherwise
 _BY_SIGNAL = 128
 
 
@@ -61,25 +64,34 @@ async def execute(root: Path, sandbox_id: str, command: list[str]) -> int:
     """Run a command, several words as they are or one text for the shell, and end with its exit code. What comes through a
     pipe is its input."""
     stdin = None if sys.stdin.isatty() else await asyncio.to_thread(sys.stdin.buffer.read)
-
-    def shown(stream: str, data: bytes) -> None:
-        target = sys.stdout.buffer if stream == "stdout" else sys.stderr.buffer
-        target.write(data)
-        target.flush()
-
     async with connect(root) as api:
         sandbox = await api.get(sandbox_id)
         told = command[0] if len(command) == 1 else command
-        result = await sandbox.exec(told, stdin=stdin, on_output=shown)
+        result = await sandbox.exec(told, stdin=stdin, on_output=_shown)
     if result.timed_out:
         err.print(f"Killed after {result.duration_ms / 1000:.0f} s, the time limit of its template.")
-    return result.exit_code if result.exit_code is not None else _BY_SIGNAL + (result.signal or 0)
+    return _exit_code(result)
+
+
+def _shown(stream: str, data: bytes) -> None:
+    target = sys.stdout.buffer if stream == "stdout" else sys.stderr.buffer
+    target.write(data)
+    target.flush()
+
+
+def _exit_code(ended: ExecResult | Process) -> int:
+    return ended.exit_code if ended.exit_code is not None else _BY_SIGNAL + (ended.signal or 0)
 
 
 async def shell(root: Path, template: str, ttl_s: float | None) -> int:
-    """A shell in a fresh sandbox, which ends with it."""
+    """A shell in a fresh sandbox, which ends with it. It reads the terminal, or the script that comes through a pipe."""
+    if not sys.stdin.isatty():
+        return await _script(root, template, ttl_s)
     if not raw_terminal.is_there():
-        raise LocalStackError("A shell needs a terminal. For a command: sandfleet sandbox create, then exec.")
+        raise LocalStackError(
+            "A shell that is typed into shows itself in a terminal, and the output is none. Pipe the commands in, too: "
+            "echo 'ls' | sandfleet sandbox shell"
+        )
     async with connect(root) as api, await api.create(template, ttl_s=ttl_s) as sandbox:
         process = await sandbox.start(_SHELL, stdin=True, terminal=raw_terminal.size(), hold=True)
 
@@ -88,9 +100,19 @@ async def shell(root: Path, template: str, ttl_s: float | None) -> int:
 
         with raw_terminal.raw(), raw_terminal.on_resize(resized):
             await _connect_terminal(process)
-    if process.exit_code is not None:
-        return process.exit_code
-    return _BY_SIGNAL + (process.signal or 0)
+    return _exit_code(process)
+
+
+async def _script(root: Path, template: str, ttl_s: float | None) -> int:
+    """What comes through a pipe, read by a shell without a terminal: both outputs apart, and the exit code of the last command."""
+    script = await asyncio.to_thread(sys.stdin.buffer.read)
+    async with connect(root) as api, await api.create(template, ttl_s=ttl_s) as sandbox:
+        result = await sandbox.exec(
+            _SCRIPT, stdin=script, timeout_s=_SCRIPT_S if ttl_s is None else ttl_s, on_output=_shown
+        )
+    if result.timed_out:
+        err.print(f"Killed after {result.duration_ms / 1000:.0f} s; --ttl gives it longer.")
+    return _exit_code(result)
 
 
 async def _connect_terminal(process: Process) -> None:

@@ -22,6 +22,8 @@ async def templates(project: Path) -> int:
     for graph_id, rules in found.graphs.items():
         graphs.setdefault(rules.template, []).append(graph_id)
     table = Table("template", "image", "runtime", "network", "memory", "cpus", "warm", "graphs")
+    # A narrow terminal breaks names rather than cut them off.
+    table.columns[0].overflow = table.columns[1].overflow = "fold"
     for template in found.templates.values():
         network = ", ".join(template.domains) if template.network == "allowlist" else template.network
         memory = template.memory.human_readable()

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from langgraph_sdk.client import LangGraphClient
+from langgraph_sdk.errors import NotFoundError
 
 from tests.api.conftest import Api
 
@@ -321,3 +322,31 @@ async def test_a_status_that_no_run_can_have_is_refused(http: httpx.AsyncClient,
     answer = await http.get(f"/threads/{thread}/runs", params={"status": "done"})
     assert (answer.status_code, answer.json()["detail"].split(":")[0]) == (422, "status")
     assert (await http.get(f"/threads/{thread}/runs", params={"status": "success"})).json() == []
+
+
+async def test_what_of_the_sdk_is_not_offered_says_so(client: LangGraphClient, thread: str) -> None:
+    """Red when a caller of the store is told no more than "Not Found"."""
+    for call, what in (
+        (lambda: client.store.get_item(("a",), "b"), "The store (client.store) is not offered"),
+        (lambda: client.store.put_item(("a",), "b", {}), "The store (client.store) is not offered"),
+        (lambda: client.store.search_items(("a",)), "The store (client.store) is not offered"),
+        (lambda: client.crons.create("echo", schedule="* * * * *"), "Crons (client.crons) are not offered"),
+        (
+            lambda: client.crons.create_for_thread(thread, "echo", schedule="* * * * *"),
+            "Crons (client.crons) are not",
+        ),
+    ):
+        with pytest.raises(NotFoundError) as refused:
+            await call()
+        body = refused.value.response.json()
+        assert body["code"] == "not_offered"
+        assert what in body["detail"]
+        assert "/openapi.json has all routes" in body["detail"]
+
+
+async def test_a_path_without_a_route_and_a_method_without_one(http: httpx.AsyncClient) -> None:
+    refused = await http.get("/treads")
+    assert (refused.status_code, refused.json()["code"]) == (404, "not_offered")
+    refused = await http.put("/threads")
+    assert (refused.status_code, refused.json()["code"]) == (405, "method_not_allowed")
+    assert refused.json()["detail"] == "This path does not take PUT, only POST."

@@ -206,3 +206,37 @@ async def test_a_sandbox_lives_as_long_as_it_is_told_anew(fleet: Fleet, http: ht
     await http.patch(path, json={"ttl_s": 0.001})
     await gone(fleet)
     assert (await http.patch(path, json={"ttl_s": 60})).status_code == 404
+
+
+async def test_a_query_that_is_not_honoured_is_refused(http: httpx.AsyncClient) -> None:
+    """Red when a misspelt ``append`` replaces the file that it was to be added to."""
+    path = await make(http)
+    for method, where, named in (
+        ("GET", "/sandboxes?metadata=x", "POST /sandboxes/search"),
+        (
+            "GET",
+            "/sandboxes?templat=x",
+            "'templat' is no query parameter of this request: it takes limit, offset, ",
+        ),
+        ("GET", "/snapshots?of=x", "'of' is no query parameter"),
+        (
+            "PUT",
+            f"{path}/file?path=x&apend=1",
+            "'apend' is no query parameter of this request: it takes path, mode, ",
+        ),
+        ("DELETE", f"{path}/file?path=x&force=1", "'force' is no query parameter"),
+        ("GET", f"{path}/processes/1/output?wait=1", "'wait' is no query parameter"),
+    ):
+        refused = await http.request(method, where)
+        assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
+        assert named in refused.json()["detail"]
+
+
+async def test_a_generation_that_was_never_there_is_no_loss(http: httpx.AsyncClient) -> None:
+    """Red when such a request is told that the sandbox's host has restarted."""
+    path = await make(http)
+    for number in ("0", "9"):
+        refused = await http.get(f"{path}/files", headers={"x-sandbox-generation": number})
+        assert refused.status_code == 422
+        assert "is in generation 1" in refused.json()["detail"]
+    assert (await http.get(f"{path}/files", headers={"x-sandbox-generation": "1"})).status_code == 200

@@ -127,6 +127,21 @@ async def sandfleet(fleet: Fleet, *words: str, stdin: bytes = b"") -> tuple[int,
     return process.returncode, output.decode(), errors.decode()
 
 
+async def test_a_shell_reads_the_commands_that_come_through_a_pipe(
+    fleet: Fleet, http: httpx.AsyncClient
+) -> None:
+    """Both outputs come apart, the exit code is that of the script, and the sandbox is gone. Red when a pipe is refused."""
+    script = b"cd /tmp; pwd\necho oops >&2\n(exit 7)\n"
+    assert await sandfleet(fleet, "shell", stdin=script) == (7, "/tmp\n", "oops\n")
+    assert (await http.get("/sandboxes")).json() == []
+
+
+async def test_a_pipe_to_a_template_that_is_not_there_hears_so(fleet: Fleet) -> None:
+    code, output, errors = await sandfleet(fleet, "shell", "--template", "none", stdin=b"ls\n")
+    assert (code, output) == (1, "")
+    assert errors.startswith("Error: template: there is none of this name")
+
+
 async def test_create_exec_ls_rm(fleet: Fleet) -> None:
     """A command gets what comes through the pipe, and its exit code is ours."""
     code, made, errors = await sandfleet(fleet, "create", "--ttl", "100")

@@ -13,7 +13,15 @@ from sandfleet.functions.api.docs import body_of
 from sandfleet.functions.api.fields import Body, Text
 from sandfleet.functions.api.host_ask import Ask, Once
 from sandfleet.functions.api.live import Cut, Live
-from sandfleet.functions.api.requests import discard, query_bool, query_int, read, resources, unless_gone
+from sandfleet.functions.api.requests import (
+    discard,
+    query_bool,
+    query_int,
+    query_only,
+    read,
+    resources,
+    unless_gone,
+)
 from sandfleet.functions.api.responses import json_response, no_content
 from sandfleet.functions.api.routes.sandboxes import use_of
 from sandfleet.shared.errors import BodyTooLarge, HostBroke, InvalidRequest
@@ -58,6 +66,7 @@ class Move(Directory):
 @router.get("/sandboxes/{sandbox_id}/file")
 async def download(request: Request, sandbox_id: str) -> Response:
     """The bytes of a file, all of them unless limited. Query: path, offset, limit."""
+    query_only(request, "path", "offset", "limit")
     use = use_of(request, sandbox_id)
     found = resources(request)
     response = await unless_gone(request, use.open(Ask("GET", "/sandbox/file", wanted_part(request))))
@@ -93,6 +102,7 @@ def wanted_part(request: Request) -> dict[str, str | int]:
 @router.put("/sandboxes/{sandbox_id}/file")
 async def upload(request: Request, sandbox_id: str) -> Response:
     """Replace a file by the body in one step, or append the body to it; makes its directories. Query: path, mode, append."""
+    query_only(request, "path", "mode", "append")
     use = use_of(request, sandbox_id)
     params: dict[str, str | int] = {"path": _path(request), "append": int(query_bool(request, "append"))}
     if "mode" in request.query_params:
@@ -127,6 +137,7 @@ def _too_large(most: int) -> BodyTooLarge:
 @router.delete("/sandboxes/{sandbox_id}/file")
 async def remove(request: Request, sandbox_id: str) -> Response:
     """Remove a file, a link itself, or a directory: an empty one, or with all below it. Query: path, recursive."""
+    query_only(request, "path", "recursive")
     use = use_of(request, sandbox_id)
     params: dict[str, str | int] = {
         "path": _path(request),
@@ -139,6 +150,7 @@ async def remove(request: Request, sandbox_id: str) -> Response:
 @router.get("/sandboxes/{sandbox_id}/stat")
 async def stat(request: Request, sandbox_id: str) -> Response:
     """Kind, size, mode and time of what a path leads to. Query: path."""
+    query_only(request, "path")
     use = use_of(request, sandbox_id)
     return json_response(await use.json(Ask("GET", "/sandbox/stat", {"path": _path(request)})))
 
@@ -146,6 +158,7 @@ async def stat(request: Request, sandbox_id: str) -> Response:
 @router.get("/sandboxes/{sandbox_id}/files")
 async def list_files(request: Request, sandbox_id: str) -> Response:
     """Entries of a directory. Query: path, /workspace if left out."""
+    query_only(request, "path")
     use = use_of(request, sandbox_id)
     path = _path(request) if request.query_params.get("path") else "/workspace"
     return json_response(await use.json(Ask("GET", "/sandbox/files", {"path": path})))

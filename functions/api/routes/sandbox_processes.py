@@ -22,6 +22,7 @@ from sandfleet.functions.api.live import Live
 from sandfleet.functions.api.requests import (
     query_bool,
     query_int,
+    query_only,
     read,
     read_body,
     resources,
@@ -75,6 +76,7 @@ async def list_processes(request: Request, sandbox_id: str) -> Response:
 @router.get("/sandboxes/{sandbox_id}/processes/{process}")
 async def get(request: Request, sandbox_id: str, process: str) -> Response:
     """The state of one, at its end or after ``wait_ms``."""
+    query_only(request, "wait_ms")
     use, path = _one(request, sandbox_id, process)
     params = {"wait_ms": query_int(request, "wait_ms", 0, 0, _MOST_WAIT_MS)}
     return json_response(await unless_gone(request, use.json(Ask("GET", path, params))))
@@ -83,6 +85,7 @@ async def get(request: Request, sandbox_id: str, process: str) -> Response:
 @router.delete("/sandboxes/{sandbox_id}/processes/{process}")
 async def kill(request: Request, sandbox_id: str, process: str) -> Response:
     """Kill one with all that it has started; its state. It is forgotten unless ``keep``."""
+    query_only(request, "keep")
     use, path = _one(request, sandbox_id, process)
     params = {"keep": int(query_bool(request, "keep"))}
     return json_response(await use.json(Ask("DELETE", path, params)))
@@ -91,6 +94,7 @@ async def kill(request: Request, sandbox_id: str, process: str) -> Response:
 @router.get("/sandboxes/{sandbox_id}/processes/{process}/output")
 async def output(request: Request, sandbox_id: str, process: str) -> Response:
     """Output from ``offset``, at most ``limit`` bytes; waits up to ``wait_ms`` if there is none yet. Query: encoding, too."""
+    query_only(request, "offset", "limit", "wait_ms", "encoding")
     use, path = _one(request, sandbox_id, process)
     plain = _plain(request)
     params = {
@@ -107,6 +111,7 @@ async def output(request: Request, sandbox_id: str, process: str) -> Response:
 @router.get("/sandboxes/{sandbox_id}/processes/{process}/output/stream")
 async def stream(request: Request, sandbox_id: str, process: str) -> Response:
     """Output as it comes, from ``offset`` or after ``Last-Event-ID``, then ``exit``. Query: encoding, too."""
+    query_only(request, "offset", "encoding")
     use, path = _one(request, sandbox_id, process)
     last = request.headers.get("last-event-id", "")
     offset = query_int(request, "offset", 0, 0, 10**11)
@@ -159,6 +164,7 @@ def _event(name: str, value: dict[str, Any], offset: int | None) -> StreamEvent:
 @router.put("/sandboxes/{sandbox_id}/processes/{process}/stdin")
 async def write(request: Request, sandbox_id: str, process: str) -> Response:
     """Write the body to its stdin or terminal; answers when it has taken all. Query: close."""
+    query_only(request, "close")
     use, path = _one(request, sandbox_id, process)
     params = {"close": int(query_bool(request, "close"))}
     ask = Ask("PUT", f"{path}/stdin", params, content=await read_body(request))

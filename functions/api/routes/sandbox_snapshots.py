@@ -18,6 +18,7 @@ from sandfleet.functions.api.requests import (
     parse,
     parse_id,
     query_int,
+    query_only,
     read,
     read_body,
     resources,
@@ -171,6 +172,7 @@ async def _snapshot(request: Request, snapshot_id: UUID, of: UUID | None = None)
 
 
 async def _page(request: Request, of: UUID | None) -> tuple[Response, bool]:
+    query_only(request, "limit", "offset")
     limit = query_int(request, "limit", 10, 1, 1000)
     offset = query_int(request, "offset", 0, 0, 2**31 - 1)
     async with resources(request).pool.connection() as connection:

@@ -16,6 +16,7 @@ from sandfleet.functions.api.requests import (
     parse,
     parse_id,
     query_int,
+    query_only,
     read,
     read_body,
     resources,
@@ -93,7 +94,10 @@ def created_response(made: Sandbox) -> Response:
 
 @router.get("/sandboxes")
 async def list_sandboxes(request: Request) -> Response:
-    """The caller's sandboxes, newest first. Query: limit, offset, template."""
+    """The caller's sandboxes, newest first. Query: limit, offset, template; by metadata with POST /sandboxes/search."""
+    if "metadata" in request.query_params:
+        raise InvalidRequest("metadata: ask for it in the body of POST /sandboxes/search")
+    query_only(request, "limit", "offset", "template")
     return await _page(
         request,
         SearchSandboxes(
