@@ -45,7 +45,7 @@ _RESTARTED = "The sandbox was lost: its host has restarted."
 _DIED = "The sandbox died before it had begun, again and again. Try again; if that goes on, look at the sandbox host's log."
 _NOT_TAKEN = "The sandbox was begun anew while this was sent, and nothing of it was taken. Look at the sandbox, then send it again."
 _KEY_REUSED = "This Idempotency-Key was used for a different request. Use a new key for a new request."
-_NOT_BEGUN = "The snapshot that the sandbox was to begin with is gone."
+_NOT_BEGUN = "The snapshot that the sandbox was to begin with is gone, or its host keeps none."
 
 
 async def create(found: Resources, owner: Owner, wish: Wish) -> Sandbox:
@@ -61,7 +61,10 @@ async def create(found: Resources, owner: Owner, wish: Wish) -> Sandbox:
             found.pool, key, wish, own, found.settings.tenant_max_sandboxes
         )
         if outcome == "placed":
-            return await Use(found, key).ready()
+            try:
+                return await Use(found, key).ready()
+            except SandboxLost:  # its caller has none yet that could be lost
+                raise NotFound(_NOT_BEGUN) from None
     except BaseException as error:
         if wish.idempotency_key is None or not isinstance(error, asyncio.CancelledError):
             # Whoever cancels once more does not end it.

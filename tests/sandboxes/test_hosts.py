@@ -84,6 +84,33 @@ async def test_a_sandbox_goes_on_elsewhere_with_its_files_when_its_host_stops(
         await fleet.host.start()
 
 
+async def test_a_sandbox_that_cannot_begin_with_its_snapshot_is_not_made(
+    fleet: Fleet, http: httpx.AsyncClient
+) -> None:
+    """Here on a host that keeps none. Red when its caller, who has none yet, is told of a loss: who forks would take it for that
+    of the sandbox that was forked."""
+    path = await make(http)
+    kept = (await http.post(f"{path}/snapshots")).json()["snapshot_id"]
+    env = {"SANDFLEET_HOST_LISTEN": "127.0.0.1:0", "SANDFLEET_HOST_ID": "keeps-none"}
+    folder, database, engine = fleet.host.folder / "other", fleet.host.database_url, fleet.host.docker_host
+    other = Host(folder, database, "docker", engine, env, secret=fleet.host.secret)
+    await fleet.host.stop()
+    await other.start()
+    try:
+
+        async def refused() -> httpx.Response | None:
+            answer = await http.post("/sandboxes", json={"snapshot_id": kept})
+            assert answer.status_code in (404, 503), answer.text
+            return answer if answer.status_code == 404 else None
+
+        answer = await eventually(refused, what="the refusal")
+        assert "keeps none" in answer.json()["detail"]
+        assert await fleet.sql("select count(*) from sandboxes") == [(1,)]
+    finally:
+        assert await other.stop() == 0
+        await fleet.host.start()
+
+
 async def test_a_key_whose_sandbox_could_not_be_made_makes_another(
     fleet: Fleet, http: httpx.AsyncClient
 ) -> None:
