@@ -139,6 +139,9 @@ class Execution:
         self._in_passing = False  # states of subgraphs were submitted
         self._over = False  # the run has ended by this attempt
         self._head_next: Sequence[str] | None = None
+        self._asked: dict[str, Any] | None = (
+            None  # what waits for an answer in the newest state, once that was read
+        )
 
     @property
     def stopped(self) -> bool:
@@ -240,11 +243,12 @@ class Execution:
                 tracing.past("prepare", self._base)
                 try:
                     await self._stream(compiled, config, stream)
-                except Exception as error:
-                    if self._stop is None and not _is_ours(error):
+                except (asyncio.CancelledError, Exception) as error:
+                    mine = self._stop in (None, Stop.INTERRUPT, Stop.TIMEOUT) and not _is_ours(error)
+                    if mine:
                         with suppress(
                             Exception
-                        ):  # the state is a courtesy here; the graph's error is what counts
+                        ):  # the state is a courtesy here; how the run ended is what counts
                             await self._head_state(compiled)
                     raise
                 ending = await self._succeeded(compiled)
@@ -324,16 +328,14 @@ class Execution:
 
     async def _succeeded(self, graph: Pregel[Any, Any, Any, Any]) -> Ending:
         """The graph has returned. If something is left to do, it was interrupted."""
-        interrupts: dict[str, Any] = {}
         if self._head_next is None or self._head_next:
-            state = await self._head_state(graph)
-            interrupts = interrupts_by_task(state)
-            self._head_next = state.next
+            self._head_next = (await self._head_state(graph)).next
+        else:
+            self._asked = {}
         return self._ended(
             "success",
             thread_status="interrupted" if self._head_next else "idle",
-            interrupts=interrupts,
-            output={"checkpoint_id": self._head_id, "interrupts": interrupts},
+            output={"checkpoint_id": self._head_id, "interrupts": self._asked},
         )
 
     async def _keep_workspace(self, sandbox: RunSandbox) -> None:
@@ -353,6 +355,7 @@ class Execution:
         """Read the newest state, which says what interrupted the graph, and keep it as a snapshot."""
         state = await graph.aget_state(head_config(self.run, self._saver))
         self._head_id = state.config.get("configurable", {}).get("checkpoint_id")
+        self._asked = interrupts_by_task(state)
         if self._head_id is not None:
             rows = state_rows(str(self.run.thread_id), self.run.fence.key.run_id, state, self._known_blobs)
             await self._services.writer.write(self.run.fence, rows)
@@ -370,7 +373,6 @@ class Execution:
         return self._ended(
             "success",
             thread_status="interrupted" if state.next else "idle",
-            interrupts=interrupts_by_task(state),
             output={
                 "checkpoint": checkpoint,
                 "configurable": checkpoint,
@@ -419,7 +421,6 @@ class Execution:
         thread_status: str | None,
         output: Any,
         error: Any = None,
-        interrupts: Any = None,
         rollback: bool = False,
     ) -> Ending:
         def moment(monotonic: float | None) -> Any:
@@ -433,7 +434,7 @@ class Execution:
             output=to_json(output).decode(),
             partial=to_json(partial).decode() if partial else None,
             thread_status=thread_status,
-            interrupts=None if thread_status is None else to_json(interrupts or {}).decode(),
+            interrupts=None if self._asked is None else to_json(self._asked).decode(),
             rollback=rollback,
             prepared_at=moment(self._prepared),
             first_model_request_at=moment(self._watch.first_model_request),

@@ -19,7 +19,7 @@ class Finisher:
     async def finish(self, fence: Fence, ending: Ending) -> tuple[bool, ReadyRuns]:
         """The terminal transaction of a run: see `claims.finish`. When PostgreSQL does not answer it raises a
         psycopg.OperationalError, psycopg.InterfaceError or PoolTimeout, after which ending the run again is safe."""
-        if ending.rollback:
+        if ending.stands_alone:
             async with self._pool.connection() as connection:
                 return await finish(connection, fence, ending)
         return await self._together.do(fence.key.tenant, (fence, ending))

@@ -11,6 +11,7 @@ from sandfleet.shared.errors import NotFound
 from sandfleet.shared.ids import Owner, RunKey
 from sandfleet.shared.store.ended import EndedRun
 from sandfleet.shared.store.ready import ReadyRuns, ready_by_pool
+from sandfleet.shared.store.undoing import settle_interrupts
 
 TEMPORARY_KEEP_S = 60.0
 """How long a stateless run's thread stays readable after the run, so that a broken response can be fetched again."""
@@ -37,23 +38,25 @@ async def cancel_on(
 ) -> Cancelled:
     """Ask runs and all their descendants to end; descendants are interrupted, whatever the action is for the others.
 
-    One statement, which takes all locks: tenant, threads, runs. Runs that are over are passed by.
+    All locks are taken by one statement: tenant, threads, runs. Runs that are over are passed by.
     """
     cursor = await connection.execute(
         "select * from cancel_runs(%s, %s, %s, %s, %s)", (*owner, action, TEMPORARY_KEEP_S, list(run_ids))
     )
     rows = await cursor.fetchall()
+    if announce := [EndedRun(row[2], row[5], None) for row in rows if row[5] is not None]:
+        await settle_interrupts(connection, owner, [run.run_id for run in announce])
     return Cancelled(
         {row[0]: row[1] for row in rows if row[0] is not None},
         [row[2] for row in rows if row[2] is not None],
         ready_by_pool((row[3], row[4]) for row in rows),
-        [EndedRun(row[2], row[5], None) for row in rows if row[5] is not None],
+        announce,
     )
 
 
 async def request_cancel(pool: Pool, key: RunKey, action: CancelAction) -> Cancelled:
     """Ask a run to end. Raises NotFound when there is no such run or it was over before."""
-    async with pool.connection() as connection:
+    async with pool.connection() as connection, connection.transaction():
         cancelled = await cancel_on(connection, key.owner, [key.run_id], action)
     if key.run_id not in cancelled.stop and key.run_id not in cancelled.ended:
         raise NotFound("Run not found, or it has ended already.")

@@ -17,7 +17,7 @@ from sandfleet.shared.ids import Fence, RunKey
 from sandfleet.shared.store.cancellation import TEMPORARY_KEEP_S
 from sandfleet.shared.store.ready import ReadyRuns, ready_by_pool
 from sandfleet.shared.store.suspects import deaths_of_a_suspect
-from sandfleet.shared.store.undoing import undo_run
+from sandfleet.shared.store.undoing import settle_interrupts, undo_run
 
 Connection = AsyncConnection[Any]
 
@@ -158,12 +158,17 @@ class Ending:
     thread_status: str | None = "idle"
     """idle, interrupted or error; None leaves the thread as it was before the run."""
     interrupts: str | None = "{}"
-    """None leaves them as they were."""
+    """None makes them what the newest state says."""
     rollback: bool = False
     """Erase the run and its checkpoints in the same transaction."""
     prepared_at: datetime | None = None
     first_model_request_at: datetime | None = None
     first_output_at: datetime | None = None
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether it takes more than one statement, and so a transaction of its own."""
+        return self.rollback or self.interrupts is None
 
 
 _FINISH = """
@@ -183,12 +188,15 @@ async def finish(connection: Connection, fence: Fence, ending: Ending) -> tuple[
     """The terminal transaction. Returns whether the run ended by this attempt (now, or before, when the reply of an
     earlier call was lost) and which pools got ready runs through it; if the reply was lost, which have any. A run that was
     to be erased and is gone counts as ended by this attempt."""
-    if not ending.rollback:
+    if not ending.stands_alone:
         return (await finish_together(connection, [(fence, ending)]))[0]
     reach("finish.before")
     async with connection.transaction():
         mine, ready = (await _finish(connection, [(fence, ending)]))[0]
-        if mine:
+        if not ending.rollback:
+            if mine:
+                await settle_interrupts(connection, fence.key.owner, [fence.key.run_id])
+        elif mine:
             await undo_run(connection, fence.key)
         elif not await _exists(connection, fence.key):
             mine, ready = True, await _pools_with_ready(connection)
@@ -201,7 +209,7 @@ async def finish_together(
 ) -> list[tuple[bool, ReadyRuns]]:
     """Several terminal transactions in one; the answers are in the order of ``endings``, as `finish` gives them.
 
-    Give it runs of one tenant only, since it holds the tenant's row until it commits, and none that is rolled back.
+    Give it runs of one tenant only, since it holds the tenant's row until it commits, and none that stands alone.
     """
     # The tenant's lock is held until the transaction ends. A statement on its own ends it in the server; a block would
     # hold it over two more round trips of a busy process, and serialise the tenant's runs behind them.
@@ -280,6 +288,8 @@ async def end_attempt(
         ended = rows[0][0] == "done"
         if ended and rollback:
             await undo_run(connection, fence.key)
+        elif ended:
+            await settle_interrupts(connection, fence.key.owner, [fence.key.run_id])
     return ended, ready_by_pool((row[1], row[2]) for row in rows)
 
 

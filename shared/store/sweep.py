@@ -44,7 +44,7 @@ from sandfleet.shared.store.placements import Need, give_room, hosts_that_could,
 from sandfleet.shared.store.ready import ReadyRuns, ready_by_pool
 from sandfleet.shared.store.suspects import deaths_that_end
 from sandfleet.shared.store.threads import lock
-from sandfleet.shared.store.undoing import undo_run
+from sandfleet.shared.store.undoing import settle_interrupts, undo_run
 
 _log = logging.getLogger(__name__)
 
@@ -279,6 +279,7 @@ async def _end(
     if cancel_action == "rollback":
         await undo_run(connection, key)
         return []
+    await settle_interrupts(connection, key.owner, [key.run_id])
     return [EndedRun(key.run_id, rows[0][2], error)]
 
 

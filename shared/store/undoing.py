@@ -1,5 +1,6 @@
-"""Undoing a run, and what its thread's status and interrupts are then."""
+"""Undoing a run, and what a thread's status and interrupts are when nobody who ends its run has told them."""
 
+from collections.abc import Collection
 from typing import Any
 from uuid import UUID
 
@@ -28,6 +29,17 @@ async def settle_thread(connection: Connection, owner: Owner, thread_id: UUID) -
     names. Does nothing while a run is active: its end will do it, and its writes may name a blob again."""
     await connection.execute("select settle_thread(%s, %s, %s)", (*owner, thread_id))
     await _settle_interrupts(connection, owner, thread_id)
+
+
+async def settle_interrupts(connection: Connection, owner: Owner, run_ids: Collection[UUID]) -> None:
+    """Make the interrupts of the threads of runs that are over what their newest states say: a run that went on from a question
+    and was ended from outside has left it behind, or not. Does nothing on threads with an active run."""
+    cursor = await connection.execute(
+        "select distinct thread_id from runs where tenant = %s and user_id = %s and run_id = any(%s)",
+        (*owner, list(run_ids)),
+    )
+    for (thread_id,) in await cursor.fetchall():
+        await _settle_interrupts(connection, owner, thread_id)
 
 
 async def _settle_interrupts(connection: Connection, owner: Owner, thread_id: UUID) -> None:
