@@ -60,7 +60,9 @@ async def asked(executor: Executor, execution: Execution) -> tuple[str, dict[str
     return row[0], {each["value"]: each["id"] for task in row[1].values() for each in task}
 
 
-async def answer(executor: Executor, asking: Asking, where: str) -> tuple[Execution, "asyncio.Task[Any]"]:
+async def answer(
+    executor: Executor, asking: Asking, where: str, durability: str = "sync"
+) -> tuple[Execution, "asyncio.Task[Any]"]:
     """A run that is at work behind the first answer, or behind both."""
     asks = await executor.claim(asking.graph)
     await asks.execute()
@@ -68,7 +70,11 @@ async def answer(executor: Executor, asking: Asking, where: str) -> tuple[Execut
     assert (status, set(questions)) == ("interrupted", {"first?", "beside?"})
     answers = {questions[name]: 1 for name in (["first?"] if where == OPEN else questions)}
     resumes = await executor.claim(
-        asking.graph, thread_id=asks.run.thread_id, input=None, command={"resume": answers}
+        asking.graph,
+        thread_id=asks.run.thread_id,
+        input=None,
+        command={"resume": answers},
+        durability=durability,
     )
     running = asyncio.create_task(resumes.execute())
     await asking.at_work.wait()
@@ -88,17 +94,18 @@ async def failed(executor: Executor, asking: Asking, resumes: Execution) -> None
     asking.go_on.set()
 
 
+@pytest.mark.parametrize("durability", ["sync", "exit"])
 @pytest.mark.parametrize("where", [OPEN, BEHIND])
 @pytest.mark.parametrize(
     ("end", "status"), [(cancelled, "interrupted"), (out_of_time, "error"), (failed, "error")]
 )
 async def test_an_executor_that_ends_a_run_tells_what_is_open(
-    executor: Executor, end: Callable[..., Awaitable[None]], status: str, where: str
+    executor: Executor, end: Callable[..., Awaitable[None]], status: str, where: str, durability: str
 ) -> None:
     """Red when the end empties the thread's interrupts: nobody who looks at threads would see that one is asked; and when it
-    leaves them as they were."""
+    leaves them as they were, also for a run whose states are not kept as it goes on."""
     asking = Asking(where)
-    resumes, running = await answer(executor, asking, where)
+    resumes, running = await answer(executor, asking, where, durability)
     await end(executor, asking, resumes)
     await running
     found = await asked(executor, resumes)
