@@ -294,8 +294,7 @@ class Settings(BaseSettings):
         0,
         ge=0,
         description=(
-            "Sum of the workspaces on disk of a host's sandboxes; 0 means what the file system of SANDFLEET_HOST_DIR has free "
-            "at the start."
+            "Sum of the workspaces on disk of a host's sandboxes; 0 means what the file system of SANDFLEET_HOST_DIR has free."
         ),
     )
     warm_sandboxes: int = Field(

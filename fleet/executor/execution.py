@@ -48,12 +48,13 @@ from sandfleet.fleet.sandbox.run_sandbox import RunSandbox, current_sandbox
 from sandfleet.fleet.tools import running_call
 from sandfleet.shared import logs, tracing
 from sandfleet.shared.db.pool import Pool
-from sandfleet.shared.errors import SandboxError, SandfleetError, Superseded
+from sandfleet.shared.errors import SandfleetError, Superseded
 from sandfleet.shared.json_text import to_json
 from sandfleet.shared.sandbox_token import sign
 from sandfleet.shared.settings import Settings
 from sandfleet.shared.store.claims import ClaimedRun, Ending, at
 from sandfleet.shared.store.ready import ReadyRuns
+from sandfleet.shared.store.snapshots import note_lost
 from sandfleet.shared.templates import CONFIG_KEY, TemplateRefused, Templates
 from sandfleet.shared.tracing import Span
 
@@ -340,16 +341,30 @@ class Execution:
 
     async def _keep_workspace(self, sandbox: RunSandbox) -> None:
         """Let whichever run resumes this one find the files of its sandbox, which ends with the run. It may be one of an
-        earlier attempt; if that was lost, what is kept are the files that its replacement begins with."""
+        earlier attempt; if that was lost, what is kept are the files that its replacement begins with. Whoever resumes hears of
+        what is missing."""
+        why: str | None = None
         for _ in range(2):
             try:
                 await sandbox.snapshot("interrupt")
-                return
+                break
             except SandboxLost as lost:
                 _log.warning("workspace lost before it was kept: %s", lost.message, extra=self._ids())
-            except SandboxError as error:
+                why = lost.reason
+            except SandfleetError as error:
+                if _is_ours(error):
+                    raise
                 _log.warning("workspace not kept: %s", error.code, extra=self._ids())
-                return
+                why = f"The workspace of the interrupted run could not be kept. {error.message}"
+                break
+        while why is not None:
+            try:
+                async with self._services.pool.connection() as connection:
+                    await note_lost(connection, self.run.fence, why)
+                why = None
+            except (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout):
+                await asyncio.sleep(_FINISH_PAUSE_S)
+                await self.lease.certain()
 
     async def _head_state(self, graph: Pregel[Any, Any, Any, Any]) -> StateSnapshot:
         """Read the newest state, which says what interrupted the graph, and keep it as a snapshot."""

@@ -47,6 +47,11 @@ def free_bytes(folder: Path) -> int:
     return max(0, int(usage.free - _SPARE * usage.total))
 
 
+def most_bytes(folder: Path) -> int:
+    """What workspaces may take of the file system of ``folder`` when nothing else is on it."""
+    return int((1 - _SPARE) * shutil.disk_usage(folder).total)
+
+
 @asynccontextmanager
 async def workspace(folder: Path, size: int, inodes: int, uid: int) -> AsyncIterator[str]:
     """The path of a loop device with an empty file system of ``size`` bytes that belongs to ``uid``. It is there for as long as

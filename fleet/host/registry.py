@@ -341,11 +341,14 @@ class Registry:
 
     async def _restore(self, sandbox: Sandbox, fence: Fence) -> None:
         """Give the sandbox the files that its run had, or that the interrupted run had which this one resumes."""
-        if snapshot := await self.snapshots.find(fence.key):
+        snapshot, lost = await self.snapshots.find(fence.key)
+        if snapshot is not None:
             await self.snapshots.restore(sandbox, fence, snapshot)
             sandbox.restored = snapshot
             if snapshot.run_id == fence.key.run_id:  # so it had a sandbox, whose end nobody here saw
                 self._attempts.lose_unless_known(fence.key, "The sandbox was lost: its host has stopped.")
+        if lost is not None:
+            self._attempts.lose_unless_known(fence.key, lost)
 
     async def snapshot(self, fence: Fence, reason: str) -> Snapshot:
         """Keep the workspace of the run's sandbox. Raises as `find` does, and SnapshotFailed."""
@@ -443,12 +446,12 @@ class Registry:
         if left:
             logger.info("adopts sandboxes", extra={"count": len(left)})
         await self._sweep()
-        self.capacity = self.most()
+        largest = min(self.capacity.disk, disk.most_bytes(self._folder) - self.snapshots.disk_bytes)
         for template in self._templates.values():
-            if template.disk > self.capacity.disk:
+            if template.disk > largest:
                 reason = (
                     f"Template {template.name!r} has a workspace of {template.disk // 2**20} MiB on disk, and this host gives "
-                    f"{self.capacity.disk // 2**20} MiB: make it smaller, or set SANDFLEET_HOST_DIR to a larger disk."
+                    f"{max(0, largest) // 2**20} MiB: make it smaller, or set SANDFLEET_HOST_DIR to a larger disk."
                 )
                 logger.error(reason)
                 self._backend.refused.setdefault(template.name, reason)

@@ -70,8 +70,9 @@ class Snapshots:
         if not self.kept:
             raise SnapshotFailed("No snapshots are kept here: set SANDFLEET_SNAPSHOT_BUCKET.")
         config = self._settings
-        if reason == "request":
-            await self._check_number(fence.key.tenant)
+        if reason == "request":  # before the work; what counts is the look when it is recorded
+            async with self._database() as connection:
+                await self._check_number(connection, fence.key.tenant)
         snapshot_id = new_id()
         key = "/".join(
             (quote(fence.key.tenant, safe=""), quote(fence.key.user_id, safe=""), f"{snapshot_id}.tar.zst")
@@ -103,9 +104,8 @@ class Snapshots:
         )
         return taken
 
-    async def _check_number(self, tenant: str) -> None:
-        async with self._database() as connection:
-            most = await snapshots.full(connection, tenant, self._settings.tenant_max_snapshots)
+    async def _check_number(self, connection: psycopg.AsyncConnection[Any], tenant: str) -> None:
+        most = await snapshots.full(connection, tenant, self._settings.tenant_max_snapshots)
         if most is not None:
             raise TooManySnapshots(
                 f"The tenant keeps {most} snapshots that were asked for, as many as it may. Delete one (DELETE /snapshots/ID), "
@@ -118,9 +118,13 @@ class Snapshots:
         held = snapshots.Held(self._host_id, fence.attempt)
         try:
             async with self._database() as connection:
-                taken = await snapshots.record(
-                    connection, fence.key, values, self._settings.snapshot_keep_s, held
-                )
+                async with connection.transaction():
+                    if values["reason"] == "request":
+                        await snapshots.count_alone(connection, fence.key.tenant)
+                        await self._check_number(connection, fence.key.tenant)
+                    taken = await snapshots.record(
+                        connection, fence.key, values, self._settings.snapshot_keep_s, held
+                    )
                 reach("snapshot.recorded")
             if taken is None:
                 raise StaleAttempt("This sandbox was left behind: there is a later one, with other files.")
@@ -142,14 +146,13 @@ class Snapshots:
             async with self._database() as connection:
                 await release(connection, self._host_id, held)
 
-    async def find(self, key: RunKey) -> snapshots.Snapshot | None:
-        """What a new sandbox of this run should begin with. Raises HostUnavailable when PostgreSQL does not answer: rather
-        no sandbox now than one without its files."""
-        if not self.kept:
-            return None
+    async def find(self, key: RunKey) -> tuple[snapshots.Snapshot | None, str | None]:
+        """What a new sandbox of this run should begin with, and why that is not all that the run should find. Raises
+        HostUnavailable when PostgreSQL does not answer: rather no sandbox now than one without its files."""
         try:
             async with self._database() as connection:
-                return await snapshots.to_restore(connection, key)
+                found = await snapshots.to_restore(connection, key) if self.kept else None
+                return found, await snapshots.lost(connection, key)
         except SnapshotFailed as error:
             raise HostUnavailable(error.message) from error
 

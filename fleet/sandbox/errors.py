@@ -10,6 +10,11 @@ class SandboxLost(SandboxError):
     code = "sandbox_lost"
     status = 410
 
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.reason = message
+        """Why, without what the next use finds."""
+
 
 class NoSandbox(SandboxError):
     """The run has no sandbox on this host; create it first."""

@@ -428,6 +428,7 @@ class _Replaced(SandboxLost):
                 f"{restored['snapshot_id']} of {restored['created_at']}."
             )
         super().__init__(f"{reason} {what}")
+        self.reason = reason
 
 
 class _Refused(Exception):

@@ -32,6 +32,8 @@ def invalid(error: ValidationError | RequestValidationError) -> InvalidRequest:
     for problem in error.errors():
         place = ".".join(str(part) for part in problem["loc"] if not _CHOICE.search(str(part)))
         message = re.sub(r" or instance of \w+", "", problem["msg"].removeprefix("Value error, "))
+        if problem["type"] == "extra_forbidden":
+            message = "there is no such field"
         problems.setdefault(place or "body", []).append(message.replace("valid dictionary", "valid object"))
     named = [
         f"{place}: {messages[0]}"

@@ -13,6 +13,12 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
+class ExactBody(Body):
+    """One of a dialect of our own: an unknown key is refused, since whoever sends it means something by it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
 def _storable_text(text: str) -> str:
     if "\x00" in text:
         raise ValueError("U+0000 cannot be stored here; remove it")

@@ -8,7 +8,7 @@ from uuid import UUID
 from psycopg import AsyncConnection
 from psycopg.rows import class_row
 
-from sandfleet.shared.ids import Owner, RunKey
+from sandfleet.shared.ids import Fence, Owner, RunKey
 
 Connection = AsyncConnection[Any]
 
@@ -156,9 +156,54 @@ async def page(
         return await cursor.fetchall()
 
 
+async def note_lost(connection: Connection, fence: Fence, reason: str) -> None:
+    """Note that the workspace of a run that is interrupted could not be kept: whoever resumes it hears ``reason``. Nothing is noted
+    if the run never had a host for a sandbox, or another attempt has it."""
+    async with connection.transaction():
+        await connection.execute(
+            """select 1 from threads where (tenant, user_id, thread_id) = (
+                 select tenant, user_id, thread_id from runs where tenant = %s and user_id = %s and run_id = %s)
+               for key share""",
+            fence.key,
+        )
+        await connection.execute(
+            """with held as materialized (
+                 select tenant, user_id, thread_id, run_id from runs
+                 where tenant = %(tenant)s and user_id = %(user_id)s and run_id = %(run_id)s
+                   and attempt = %(attempt)s and status = 'running' for share)
+               insert into lost_workspaces (tenant, user_id, thread_id, run_id, reason)
+               select h.tenant, h.user_id, h.thread_id, h.run_id, %(reason)s from held h
+                 join threads using (tenant, user_id, thread_id)
+                 join placements p using (tenant, user_id, run_id) where p.host_id is not null
+               on conflict (tenant, user_id, thread_id) do update set
+                 run_id = excluded.run_id, reason = excluded.reason, lost_at = excluded.lost_at""",
+            {**fence.key._asdict(), "attempt": fence.attempt, "reason": reason},
+        )
+
+
+async def lost(connection: Connection, key: RunKey) -> str | None:
+    """Why the workspace was not kept that a run would begin with: it goes on where an interrupted run of its thread stopped, as
+    `to_restore` has it, and no interrupted run has kept its workspace since. None: nothing is missing."""
+    cursor = await connection.execute(
+        """select l.reason from runs r join lost_workspaces l using (tenant, user_id, thread_id)
+           where r.tenant = %(tenant)s and r.user_id = %(user_id)s and r.run_id = %(run_id)s
+             and l.run_id <> r.run_id and r.kwargs ->> 'input' is null
+             and not exists (select 1 from snapshots s where s.tenant = r.tenant and s.user_id = r.user_id
+               and s.thread_id = r.thread_id and s.reason = 'interrupt' and s.created_at > l.lost_at)""",
+        key._asdict(),
+    )
+    row = await cursor.fetchone()
+    return None if row is None else row[0]
+
+
+async def count_alone(connection: Connection, tenant: str) -> None:
+    """Until the transaction ends, nobody else counts and adds to a tenant's snapshots. Before any lock on a row."""
+    await connection.execute("select pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"snapshots {tenant}",))
+
+
 async def full(connection: Connection, tenant: str, most: int) -> int | None:
     """How many snapshots on request a tenant may keep, if it has as many; None if it may have more. ``most`` unless its own
-    row says otherwise. Those that are taken at once may be a few too many."""
+    row says otherwise."""
     cursor = await connection.execute(
         """select m.most from (
              select coalesce((select max_snapshots from tenants where tenant = %(tenant)s), %(most)s) as most) m

@@ -182,6 +182,32 @@ async def test_a_template_that_no_disk_holds_is_refused_at_the_start(own_host, f
             await (await disk_sandbox(host, client)).exec("true")
 
 
+async def test_what_others_write_on_its_disk_takes_room_for_as_long_as_it_is_there(
+    own_host, tmp_path, small_disk
+):
+    """Red when a host's room on disk is what was free at its start."""
+    file = tmp_path / "sandfleet.toml"
+    file.write_text('[templates.disk]\nworkspace = "40MiB"\nstorage = "disk"\n')
+    others = small_disk / "others"
+    others.write_bytes(bytes(80 * MIB))
+    host = own_host(SANDFLEET_TEMPLATES=str(file), SANDFLEET_HOST_DIR=str(small_disk / "host"))
+    await host.start()
+    async with aclosing(SandboxClient(host.socket)) as client:
+        first, second = [await disk_sandbox(host, client) for _ in range(2)]
+        with pytest.raises(NoRoom):
+            await client.acquire(host.token(first.fence), "disk")
+        others.unlink()
+        await first.exec("true")
+        others.write_bytes(bytes(30 * MIB))
+        with pytest.raises(NoRoom):
+            await client.acquire(host.token(second.fence), "disk")
+        others.unlink()
+        await second.exec("true")
+        await first.close()
+        await second.close()
+    await host.stop()
+
+
 async def test_files_outlive_the_host_that_made_it(own_host, file):
     """Red when the device goes with the process that made it, or stays after the sandbox that its successor removes."""
     host = own_host(SANDFLEET_TEMPLATES=file)

@@ -14,6 +14,7 @@ from sandfleet.fleet.sandbox.errors import SandboxLost, SnapshotFailed
 from sandfleet.localstack.aws_client import aws_client
 from sandfleet.shared.ids import Fence
 from sandfleet.shared.settings import Settings
+from sandfleet.shared.store.snapshots import note_lost
 from tests.sandbox.conftest import bucket_env, containers
 from tests.sandbox.host_process import INSERT_RUN
 
@@ -129,6 +130,52 @@ async def test_a_run_that_resumes_finds_the_files_of_the_interrupted_one(docker_
         successor = await docker_host.sandbox(docker_client, key=key)
         assert (await successor.exec("cat link 2>/dev/null")).stdout == found
         await successor.close()
+
+
+async def test_a_loss_is_told_to_whoever_resumes_until_a_workspace_was_kept_again(docker_host, docker_client):
+    """Red when a run that brings input, or one that finds everything, is told of a loss; or it is told by a run that had no host,
+    or by an attempt that was superseded."""
+    thread, owner = uuid.uuid4(), ("acme", "ada")
+    await execute(docker_host, "insert into threads (tenant, user_id, thread_id) values (%s, %s, %s)", *owner, thread)
+
+    async def run(kwargs='{"command": {"resume": 1}, "input": null}'):
+        key = await docker_host.new_run()
+        statement = "update runs set thread_id = %s, kwargs = %s, attempt = 1 where run_id = %s"
+        await execute(docker_host, statement, thread, kwargs, key.run_id)
+        return key
+
+    async def note(key, attempt=1):
+        async with await psycopg.AsyncConnection.connect(docker_host.database_url, autocommit=True) as connection:
+            await note_lost(connection, Fence(key, attempt), "Not kept.")
+
+    async def told(key):
+        sandbox = await docker_host.sandbox(docker_client, key=key)
+        try:
+            await sandbox.exec("true")
+        except SandboxLost as lost:
+            assert lost.message == "Not kept. Its files and processes are gone; the next use finds an empty sandbox."
+            return True
+        finally:
+            await sandbox.close()
+        return False
+
+    without_host = await run()
+    await note(without_host)
+    assert not await told(await run())
+    interrupted = await run()
+    sandbox = await docker_host.sandbox(docker_client, key=interrupted)
+    await sandbox.exec("true")
+    await note(interrupted, attempt=0)
+    assert not await told(await run())
+    await note(interrupted)
+    assert await told(await run())
+    assert not await told(await run('{"input": {}}'))
+    assert await told(await run())  # the one before may not have used its sandbox
+    await sandbox.snapshot("interrupt")
+    await sandbox.close()
+    assert not await told(await run())
+    await execute(docker_host, "delete from threads where thread_id = %s", thread)
+    assert await execute(docker_host, "select 1 from lost_workspaces where thread_id = %s", thread) == []
 
 
 async def test_another_user_never_gets_the_files(docker_host, docker_client):

@@ -3,6 +3,7 @@
 import asyncio
 import uuid
 from datetime import datetime
+from typing import Any
 
 import httpx
 import pytest
@@ -240,3 +241,31 @@ async def test_a_generation_that_was_never_there_is_no_loss(http: httpx.AsyncCli
         assert refused.status_code == 422
         assert "is in generation 1" in refused.json()["detail"]
     assert (await http.get(f"{path}/files", headers={"x-sandbox-generation": "1"})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "named"),
+    [
+        ("POST", "", {"ttl": 60}, "ttl"),
+        ("PATCH", "/ID", {"ttl_s": 60, "metadata": {}}, "metadata"),
+        ("POST", "/search", {"filter": {}}, "filter"),
+        ("POST", "/ID/exec", {"command": "true", "timeout": 1}, "timeout"),
+        ("POST", "/ID/exec/stream", {"command": "true", "pty": {"cols": 80}}, "pty.cols"),
+        ("POST", "/ID/processes", {"command": "true", "timeout_s": 1}, "timeout_s"),
+        ("POST", "/ID/processes/1/signal", {"signal": 9, "group": True}, "group"),
+        ("POST", "/ID/processes/1/resize", {"cols": 80}, "cols"),
+        ("POST", "/ID/glob", {"pattern": "*", "max": 1}, "max"),
+        ("POST", "/ID/grep", {"pattern": "x", "case": False}, "case"),
+        ("POST", "/ID/mkdir", {"path": "a", "parents": True}, "parents"),
+        ("POST", "/ID/move", {"path": "a", "to": "b", "overwrite": True}, "overwrite"),
+        ("POST", "/ID/copy", {"path": "a", "to": "b", "recursive": True}, "recursive"),
+        ("POST", "/ID/fork", {"ttl": 60}, "ttl"),
+        ("POST", "/ID/restore", {"snapshot_id": str(uuid.uuid4()), "wait": True}, "wait"),
+    ],
+)
+async def test_an_unknown_field_is_refused_by_its_name(
+    http: httpx.AsyncClient, method: str, path: str, body: dict[str, Any], named: str
+) -> None:
+    """Breaks when it is ignored: a command with ``timeout`` in place of ``timeout_s`` would have none of its caller's."""
+    answer = await http.request(method, f"/sandboxes{path.replace('ID', str(uuid.uuid4()))}", json=body)
+    assert (answer.status_code, answer.json()["detail"]) == (422, f"{named}: there is no such field")

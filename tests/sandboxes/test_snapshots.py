@@ -274,6 +274,22 @@ async def test_a_tenant_keeps_so_many_snapshots(http: httpx.AsyncClient, fleet: 
         await fleet.sql("update tenants set max_snapshots = null")
 
 
+async def test_snapshots_that_are_taken_at_once_do_not_pass_the_bound(
+    http: httpx.AsyncClient, fleet: Fleet
+) -> None:
+    """Breaks when they are counted before their archives are made only: all would find room for one more."""
+    paths = await asyncio.gather(*(make(http) for _ in range(4)))
+    live = "select count(*) from snapshots where reason = 'request' and expires_at > clock_timestamp()"
+    (kept,) = (await fleet.sql(live))[0]
+    await fleet.sql("update tenants set max_snapshots = %s", kept + 2)
+    try:
+        answers = await asyncio.gather(*(http.post(f"{path}/snapshots") for path in paths * 3))
+        assert sorted(answer.status_code for answer in answers) == [201] * 2 + [429] * 10
+        assert await fleet.sql(live) == [(kept + 2,)]
+    finally:
+        await fleet.sql("update tenants set max_snapshots = null")
+
+
 async def test_snapshots_are_read_and_given_up(http: httpx.AsyncClient) -> None:
     """A snapshot outlives its sandbox, until its owner deletes it."""
     path = await make(http)

@@ -126,6 +126,40 @@ async def test_a_run_goes_on_after_an_interrupt_with_the_files_of_its_sandbox(cl
     assert "kept\n1" in values["results"][1]
 
 
+BREAK = """
+    create function no_snapshots_of_a_thread() returns trigger language plpgsql as
+      $$ begin raise exception 'no space left' using errcode = 'disk_full'; end $$;
+    create trigger no_snapshots_of_a_thread before insert on snapshots for each row
+      when (new.thread_id = '{}'::uuid) execute function no_snapshots_of_a_thread()
+"""
+MEND = "drop function no_snapshots_of_a_thread() cascade"
+
+
+@pytest.mark.parametrize("kept_before", [True, False], ids=["an older snapshot", "nothing"])
+async def test_whoever_resumes_hears_that_the_files_of_the_interrupted_run_are_not_there(
+    client, stack, kept_before
+):
+    """At the first use of its sandbox, with what it has instead; whatever kept the host from keeping them, here a full disk of
+    PostgreSQL. Red when the executor only logs that, or the host does not look who left nothing."""
+    thread = (await client.threads.create())["thread_id"]
+    calls = {"commands": ["echo one >> note", "echo two >> note", "true", "ls; cat note"]}
+    turn = {"interrupt_after": ["collect"]}
+    if kept_before:
+        await client.runs.wait(thread, "sandboxed", input=calls, **turn)
+    async with await psycopg.AsyncConnection.connect(stack.info.database_url, autocommit=True) as connection:
+        await connection.execute(BREAK.format(thread))
+        try:
+            await client.runs.wait(thread, "sandboxed", input=None if kept_before else calls, **turn)
+        finally:
+            await connection.execute(MEND)
+    values = await client.runs.wait(thread, "sandboxed", input=None)
+    told, found = values["results"][2 if kept_before else 1], values["results"][-1]
+    assert "workspace of the interrupted run could not be kept" in told
+    assert ("files are again as in the snapshot" if kept_before else "finds an empty sandbox") in told
+    assert ("note\none" in found) is kept_before
+    assert "two" not in found
+
+
 async def test_a_caller_may_ask_for_a_template_that_the_graph_offers(client):
     """Red when sandfleet.toml does not reach the executors or the host, or the wish does not reach the sandbox."""
     for wish, mebibytes in ((None, "512"), ("small", "128")):

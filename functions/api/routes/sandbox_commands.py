@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sandfleet.functions.api.docs import body_of
-from sandfleet.functions.api.fields import Body, Text
+from sandfleet.functions.api.fields import ExactBody, Text
 from sandfleet.functions.api.live import Live
 from sandfleet.functions.api.requests import read, resources, unless_gone
 from sandfleet.functions.api.responses import json_response
@@ -28,14 +28,14 @@ router = APIRouter(tags=["sandboxes"])
 Argument = Annotated[Text, StringConstraints(max_length=128 * 1024)]
 
 
-class TerminalSize(Body):
+class TerminalSize(ExactBody):
     """Rows and columns of a terminal."""
 
     rows: int = Field(24, ge=1, le=1000)
     columns: int = Field(80, ge=1, le=1000)
 
 
-class Command(Body):
+class Command(ExactBody):
     """A command: a text for the sandbox's shell, or a list of arguments."""
 
     command: Argument | Annotated[list[Argument], Field(min_length=1)]

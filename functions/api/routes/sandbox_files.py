@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sandfleet.functions.api.docs import body_of
-from sandfleet.functions.api.fields import Body, Text
+from sandfleet.functions.api.fields import ExactBody, Text
 from sandfleet.functions.api.host_ask import Ask, Once
 from sandfleet.functions.api.live import Cut, Live
 from sandfleet.functions.api.requests import (
@@ -33,7 +33,7 @@ _ALL = 2**62  # bytes of a file
 Path = Annotated[Text, StringConstraints(min_length=1, max_length=4096)]
 
 
-class SearchFiles(Body):
+class SearchFiles(ExactBody):
     """Below ``path``, at most ``limit`` findings in at most ``timeout_s``."""
 
     path: Path = "/workspace"
@@ -50,7 +50,7 @@ class Grep(SearchFiles):
     fixed: bool = False
 
 
-class Directory(Body):
+class Directory(ExactBody):
     """A directory."""
 
     path: Path

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sandfleet.functions.api.docs import body_of
-from sandfleet.functions.api.fields import Body
+from sandfleet.functions.api.fields import ExactBody
 from sandfleet.functions.api.host_ask import Ask
 from sandfleet.functions.api.live import Live
 from sandfleet.functions.api.requests import (
@@ -52,7 +52,7 @@ class StartProcess(Command):
     """Whether it waits when nobody reads its output, which is lost else beyond the newest 256 KiB."""
 
 
-class Signal(Body):
+class Signal(ExactBody):
     """A signal by its number."""
 
     signal: int = Field(ge=1, le=64)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from sandfleet.functions.api import sandbox_use
 from sandfleet.functions.api.docs import body_of
-from sandfleet.functions.api.fields import Body, Id, Metadata, Text
+from sandfleet.functions.api.fields import ExactBody, Id, Metadata, Text
 from sandfleet.functions.api.host_ask import Ask
 from sandfleet.functions.api.requests import (
     caller,
@@ -36,7 +36,7 @@ from sandfleet.shared.store.snapshots import Snapshot
 router = APIRouter(tags=["sandboxes"])
 
 
-class ForkSandbox(Body):
+class ForkSandbox(ExactBody):
     """A new sandbox with the files of another."""
 
     snapshot_id: Id | None = None
@@ -47,7 +47,7 @@ class ForkSandbox(Body):
     metadata: Metadata = Field(default_factory=dict)
 
 
-class RestoreSandbox(Body):
+class RestoreSandbox(ExactBody):
     """Which files a sandbox is to have again."""
 
     snapshot_id: Id

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from sandfleet.functions.api import sandbox_use
 from sandfleet.functions.api.docs import body_of
-from sandfleet.functions.api.fields import Body, Id, Limit, Metadata, Offset, Text
+from sandfleet.functions.api.fields import ExactBody, Id, Limit, Metadata, Offset, Text
 from sandfleet.functions.api.requests import (
     caller,
     idempotency,
@@ -34,7 +34,7 @@ from sandfleet.shared.store.sandboxes import Sandbox, Wish
 router = APIRouter(tags=["sandboxes"])
 
 
-class CreateSandbox(Body):
+class CreateSandbox(ExactBody):
     """A new sandbox."""
 
     template: Text = Field("default", min_length=1, max_length=63)
@@ -45,14 +45,14 @@ class CreateSandbox(Body):
     """Whose files it begins with: of a sandbox or of a run."""
 
 
-class ChangeSandbox(Body):
+class ChangeSandbox(ExactBody):
     """What of a sandbox can be changed."""
 
     ttl_s: float = Field(gt=0, allow_inf_nan=False)
     """It ends so many seconds from now, in place of when it was to end."""
 
 
-class SearchSandboxes(Body):
+class SearchSandboxes(ExactBody):
     """Which sandboxes: all filters must match."""
 
     metadata: Metadata = Field(default_factory=dict)
