@@ -198,7 +198,9 @@ async def lost(connection: Connection, key: RunKey) -> str | None:
 
 async def count_alone(connection: Connection, tenant: str) -> None:
     """Until the transaction ends, nobody else counts and adds to a tenant's snapshots. Before any lock on a row."""
-    await connection.execute("select pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"snapshots {tenant}",))
+    await connection.execute(
+        "select pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"snapshots {tenant}",)
+    )
 
 
 async def full(connection: Connection, tenant: str, most: int) -> int | None:

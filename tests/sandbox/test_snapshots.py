@@ -136,7 +136,9 @@ async def test_a_loss_is_told_to_whoever_resumes_until_a_workspace_was_kept_agai
     """Red when a run that brings input, or one that finds everything, is told of a loss; or it is told by a run that had no host,
     or by an attempt that was superseded."""
     thread, owner = uuid.uuid4(), ("acme", "ada")
-    await execute(docker_host, "insert into threads (tenant, user_id, thread_id) values (%s, %s, %s)", *owner, thread)
+    await execute(
+        docker_host, "insert into threads (tenant, user_id, thread_id) values (%s, %s, %s)", *owner, thread
+    )
 
     async def run(kwargs='{"command": {"resume": 1}, "input": null}'):
         key = await docker_host.new_run()
@@ -145,7 +147,9 @@ async def test_a_loss_is_told_to_whoever_resumes_until_a_workspace_was_kept_agai
         return key
 
     async def note(key, attempt=1):
-        async with await psycopg.AsyncConnection.connect(docker_host.database_url, autocommit=True) as connection:
+        async with await psycopg.AsyncConnection.connect(
+            docker_host.database_url, autocommit=True
+        ) as connection:
             await note_lost(connection, Fence(key, attempt), "Not kept.")
 
     async def told(key):
@@ -153,7 +157,10 @@ async def test_a_loss_is_told_to_whoever_resumes_until_a_workspace_was_kept_agai
         try:
             await sandbox.exec("true")
         except SandboxLost as lost:
-            assert lost.message == "Not kept. Its files and processes are gone; the next use finds an empty sandbox."
+            assert (
+                lost.message
+                == "Not kept. Its files and processes are gone; the next use finds an empty sandbox."
+            )
             return True
         finally:
             await sandbox.close()
