@@ -187,7 +187,7 @@ async def test_what_others_write_on_its_disk_takes_room_for_as_long_as_it_is_the
 ):
     """Red when a host's room on disk is what was free at its start."""
     file = tmp_path / "sandfleet.toml"
-    file.write_text('[templates.disk]\nworkspace = "40MiB"\nworkspace_on = "disk"\n')
+    file.write_text('[templates.disk]\nworkspace = "40MiB"\nworkspace_on = "disk"\ninodes = 2000\n')
     others = small_disk / "others"
     others.write_bytes(bytes(80 * MIB))
     host = own_host(SANDFLEET_TEMPLATES=str(file), SANDFLEET_HOST_DIR=str(small_disk / "host"))
