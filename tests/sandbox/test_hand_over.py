@@ -23,6 +23,16 @@ FENCE = Fence(RunKey("acme", "ada", uuid.uuid4()), 1)
 SPEC = {"shell": "echo here", "timeout_s": 60, "output_bytes": 100}
 
 
+@pytest.fixture(autouse=True)
+def _nothing_to_begin_with(monkeypatch):
+    """There is no PostgreSQL here that knows of snapshots or losses."""
+
+    async def nothing(_snapshots, _key):
+        return None, None
+
+    monkeypatch.setattr(Snapshots, "find", nothing)
+
+
 @asynccontextmanager
 async def registry_in(folder):
     """A registry in this process, with bwrap, and its backend."""
