@@ -7,6 +7,9 @@ echo '{"live-restore": true}' >/etc/docker/daemon.json
 # Workspaces on disk are files behind loop devices.
 echo loop >/etc/modules-load.d/sandfleet.conf
 modprobe loop
+# For each crash in a sandbox, the program that a piped core_pattern names would run here, outside of all limits.
+echo kernel.core_pattern=core >/etc/sysctl.d/90-sandfleet.conf
+sysctl -q -p /etc/sysctl.d/90-sandfleet.conf
 systemctl enable --now docker
 install -d -m 700 "$DATA" /etc/sandfleet
 printf '%s\n' "$HOST_ENVIRONMENT" >/etc/sandfleet/host.env

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from sandfleet.fleet.host import disk, labels
+from sandfleet.fleet.host import crashes, disk, labels
 from sandfleet.fleet.host.backend import (
     AGENT_ARGUMENTS,
     AGENT_FOLDER,
@@ -76,6 +76,11 @@ class DockerBackend:
             self._uids = (_MAPPED_UID_FIRST, _MAPPED_UID_COUNT)
         self._live_restore = bool(info.get("LiveRestoreEnabled"))
         self._bounds_writes = str(info.get("CgroupVersion")) == "2"
+        if crashes.leave_the_sandbox():
+            logger.warning(
+                "A crash in a sandbox hands its memory to what this machine's kernel.core_pattern names, outside of the sandbox's "
+                "limits: set it to a file name (sysctl -w kernel.core_pattern=core), of which sandboxes write none."
+            )
         if not self._live_restore:
             logger.info(
                 "the engine ends all sandboxes when it restarts: set live-restore in its daemon.json to keep them"

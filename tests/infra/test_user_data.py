@@ -29,7 +29,7 @@ esac
 SHELLCHECK = str(Path(sys.executable).with_name("shellcheck"))
 PATIENCE_S = 15
 """How long a machine may take to start, or be silent: minutes in a deployment."""
-PROGRAMS = ("aws", "curl", "dnf", "docker", "jq", "modprobe", "sleep", "systemctl")
+PROGRAMS = ("aws", "curl", "dnf", "docker", "jq", "modprobe", "sleep", "sysctl", "systemctl")
 
 
 class Machine:
@@ -42,7 +42,7 @@ class Machine:
         for name in PROGRAMS:
             (self._bin / name).write_text(PROGRAM)
             (self._bin / name).chmod(0o700)
-        for path in ("etc/systemd/system", "etc/modules-load.d", "run", "var/lib"):
+        for path in ("etc/systemd/system", "etc/modules-load.d", "etc/sysctl.d", "run", "var/lib"):
             (folder / path).mkdir(parents=True)
         self.is_in("InService")
         self.answers(True)
@@ -100,6 +100,16 @@ def machine(tmp_path, user_data):
     machine = Machine(tmp_path, user_data)
     machine.runs("bash", "-c", machine.script)
     return machine
+
+
+def test_a_crash_in_a_sandbox_starts_nothing_on_the_machine(tmp_path, user_data):
+    """Red without the setting: the kernel pipes a core dump, whatever its limit in the sandbox, into a program that is the
+    machine's."""
+    machine = Machine(tmp_path, user_data)
+    calls = machine.runs("bash", "-c", machine.script)
+    file = tmp_path / "etc/sysctl.d/90-sandfleet.conf"
+    assert file.read_text() == "kernel.core_pattern=core\n"
+    assert f"sysctl -q -p {file}" in calls
 
 
 def starting(calls):
