@@ -245,12 +245,12 @@ class Execution:
                 try:
                     await self._stream(compiled, config, stream)
                 except (asyncio.CancelledError, Exception) as error:
-                    mine = self._stop in (None, Stop.INTERRUPT, Stop.TIMEOUT) and not _is_ours(error)
-                    if mine:
-                        with suppress(
-                            Exception
-                        ):  # the state is a courtesy here; how the run ended is what counts
+                    with suppress(Exception):  # a courtesy: how the run ended is what counts
+                        if self._stop is None and not _is_ours(error):
                             await self._head_state(compiled)
+                        elif self._stop in (Stop.INTERRUPT, Stop.TIMEOUT) and not _is_ours(error):
+                            # Its values have what part of a step has written, which whoever goes on may discard.
+                            self._asked = interrupts_by_task(await self._newest_state(compiled))
                     raise
                 ending = await self._succeeded(compiled)
                 if self._head_next:
@@ -366,9 +366,12 @@ class Execution:
                 await asyncio.sleep(_FINISH_PAUSE_S)
                 await self.lease.certain()
 
+    async def _newest_state(self, graph: Pregel[Any, Any, Any, Any]) -> StateSnapshot:
+        return await graph.aget_state(head_config(self.run, self._saver))
+
     async def _head_state(self, graph: Pregel[Any, Any, Any, Any]) -> StateSnapshot:
         """Read the newest state, which says what interrupted the graph, and keep it as a snapshot."""
-        state = await graph.aget_state(head_config(self.run, self._saver))
+        state = await self._newest_state(graph)
         self._head_id = state.config.get("configurable", {}).get("checkpoint_id")
         self._asked = interrupts_by_task(state)
         if self._head_id is not None:
