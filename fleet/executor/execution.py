@@ -344,13 +344,14 @@ class Execution:
         earlier attempt; if that was lost, what is kept are the files that its replacement begins with. Whoever resumes hears of
         what is missing."""
         why: str | None = None
-        for _ in range(2):
+        for again in (False, True):
             try:
                 await sandbox.snapshot("interrupt")
                 break
             except SandboxLost as lost:
                 _log.warning("workspace lost before it was kept: %s", lost.message, extra=self._ids())
-                why = lost.reason
+                if again or not lost.files_kept:
+                    why = lost.reason
             except SandfleetError as error:
                 if _is_ours(error):
                     raise

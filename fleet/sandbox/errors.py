@@ -14,6 +14,8 @@ class SandboxLost(SandboxError):
         super().__init__(message)
         self.reason = message
         """Why, without what the next use finds."""
+        self.files_kept = False
+        """Whether its host kept its files as it ended it, and the next use finds them."""
 
 
 class NoSandbox(SandboxError):

@@ -429,6 +429,7 @@ class _Replaced(SandboxLost):
             )
         super().__init__(f"{reason} {what}")
         self.reason = reason
+        self.files_kept = restored is not None and restored["reason"] == "drain"
 
 
 class _Refused(Exception):
