@@ -39,16 +39,16 @@ async def follow(found: Resources, use: Use, command: dict[str, Any]) -> AsyncGe
     known = {"stdout": 0, "stderr": 0}
     request = {**command, "name": uuid.uuid4().hex}
     silence_s = (command.get("timeout_s") or _LONGEST_S) + _GRACE_S
-    begun, answered, patient_until = False, False, 0.0
+    begun, started, answered, patient_until = False, False, False, 0.0
     while True:
         asked = {**request, "resume": known} if begun else request
         try:
             generation, response = await use.open_at(
                 Ask("POST", "/sandbox/exec", json=asked, silence_s=silence_s)
             )
-            answered = True
-            if not begun:
-                begun = True
+            begun = answered = True
+            if not started:
+                started = True
                 yield "started", {"generation": generation}
             async with aclosing(_events(found.hosts.pieces(response))) as events:
                 async for kind, value in events:

@@ -109,6 +109,27 @@ async def test_a_command_is_not_followed_for_ever_where_connections_are_taken_an
             await asyncio.wait_for(anext(sandbox_exec.follow(found, use, {"command": "true"})), 60)
 
 
+async def test_a_command_whose_host_breaks_off_before_its_answer_is_told_to_have_started_once(
+    found: Resources,
+) -> None:
+    """The host takes the command and goes, and the next one knows it. Red when only the first answer is told of: the stream
+    then has no `started`, and nobody hears in which generation the command runs."""
+    asked: list[dict[str, Any]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(await request.json())
+        if len(asked) == 1:
+            assert request.transport is not None
+            request.transport.abort()
+        return web.Response(text='{"event": "exit", "exit_code": 0}\n')
+
+    async with host(found, answer):
+        use = await use_of_a_sandbox(found)
+        events = [event async for event in sandbox_exec.follow(found, use, {"command": "true"})]
+        assert events == [("started", {"generation": 1}), ("exit", {"exit_code": 0})]
+        assert ["resume" in each for each in asked] == [False, True]
+
+
 async def test_a_host_may_be_silent_for_no_longer_than_its_sandbox_lives(found: Resources) -> None:
     """Red when a command without a time limit is waited for as long as any sandbox may live."""
 
