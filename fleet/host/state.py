@@ -6,6 +6,8 @@ import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from sandfleet.shared.ids import RunKey
 
 logger = logging.getLogger(__name__)
@@ -33,6 +35,9 @@ class Kept:
         return RunKey(self.tenant, self.user_id, uuid.UUID(self.run_id))
 
 
+_KEPT = TypeAdapter(Kept)
+
+
 class StateFolder:
     """The files. They are small and written seldom: when a sandbox gets its run, and when a later attempt comes."""
 
@@ -51,13 +56,15 @@ class StateFolder:
         (self._folder / f"{sandbox_id}.json").unlink(missing_ok=True)
 
     def load(self) -> list[Kept]:
-        """All that can be read."""
+        """All that can be read; what a newer version has noted besides is left out. The rest, and drafts, are removed."""
+        for draft in self._folder.glob("*.draft"):
+            draft.unlink(missing_ok=True)
         found = []
         for path in self._folder.glob("*.json"):
             try:
-                kept = Kept(**json.loads(path.read_text()))
+                kept = _KEPT.validate_json(path.read_bytes())
                 uuid.UUID(kept.run_id)
-            except (OSError, ValueError, TypeError) as error:
+            except (OSError, ValueError) as error:
                 logger.warning("a sandbox's state cannot be read", extra={"error": type(error).__name__})
                 path.unlink(missing_ok=True)
             else:
