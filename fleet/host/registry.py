@@ -81,6 +81,7 @@ class Registry:
         self._creating: dict[RunKey, _Creation] = {}
         self._attempts = Attempts()
         self._doomed: set[Sandbox] = set()  # to be destroyed, again if the engine did not answer
+        self._going: set[Sandbox] = set()  # those of them that are being destroyed now
         self._background: set[asyncio.Task[None]] = set()
         self._owned: set[str] = set()  # ids of all sandboxes that have started and are not removed
         self._belongs = asyncio.Event()
@@ -372,8 +373,7 @@ class Registry:
         an ``attempt``, unless a later one has spoken by the time that the sandbox is there."""
         await self.adopted(key)
         if creation := self._creating.get(key):
-            with suppress(SandfleetError):
-                await asyncio.shield(creation.task)
+            await asyncio.wait([creation.task])  # however it ends: that is for who asked for it
         if attempt is not None and attempt < self._attempts.highest(key):
             return
         self._attempts.forget_loss(key)
@@ -391,8 +391,9 @@ class Registry:
 
     async def _destroy(self, sandbox: Sandbox) -> None:
         self._doomed.add(sandbox)
-        self._state.remove(sandbox.id)
+        self._going.add(sandbox)
         try:
+            self._state.remove(sandbox.id)
             await sandbox.destroy()
         except SandfleetError as error:
             logger.warning("sandbox not removed yet", extra={"sandbox": sandbox.id, "reason": error.code})
@@ -400,13 +401,15 @@ class Registry:
             self._doomed.discard(sandbox)
             self._owned.discard(sandbox.id)
             self.room_made.set()
+        finally:
+            self._going.discard(sandbox)
 
     async def tend(self) -> None:
         """For ever: retry removals that failed, remove what nobody owns, forget attempts of long ago."""
         for number in itertools.count(1):
             await asyncio.sleep(_TEND_EVERY_S)
             self._measure()
-            await asyncio.gather(*(self._destroy(sandbox) for sandbox in list(self._doomed)))
+            await asyncio.gather(*(self._destroy(sandbox) for sandbox in self._doomed - self._going))
             if number % _SWEEP_EVERY == 0:
                 with suppress(SandfleetError):
                     await self._sweep()
