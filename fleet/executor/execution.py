@@ -17,7 +17,7 @@ from langgraph.pregel import Pregel
 from langgraph.types import StateSnapshot
 from psycopg_pool import PoolTimeout
 
-from sandfleet.fleet.executor import breakpoints, run_spans
+from sandfleet.fleet.executor import breakpoints, kept_workspace, run_spans
 from sandfleet.fleet.executor.commands import input_of_attempt
 from sandfleet.fleet.executor.failure_stage import Stage, of_graph_error
 from sandfleet.fleet.executor.fenced_writer import ExecutorStopped, FencedWriter
@@ -43,7 +43,6 @@ from sandfleet.fleet.executor.snapshots import interrupts_by_task, payload_rows,
 from sandfleet.fleet.executor.tool_ledger import ToolLedger
 from sandfleet.fleet.executor.watch_calls import CallWatch
 from sandfleet.fleet.graphs.loading import Graph
-from sandfleet.fleet.sandbox.errors import SandboxLost
 from sandfleet.fleet.sandbox.run_sandbox import RunSandbox, current_sandbox
 from sandfleet.fleet.tools import running_call
 from sandfleet.shared import logs, tracing
@@ -54,7 +53,6 @@ from sandfleet.shared.sandbox_token import sign
 from sandfleet.shared.settings import Settings
 from sandfleet.shared.store.claims import ClaimedRun, Ending, at
 from sandfleet.shared.store.ready import ReadyRuns
-from sandfleet.shared.store.snapshots import note_lost
 from sandfleet.shared.templates import CONFIG_KEY, TemplateRefused, Templates
 from sandfleet.shared.tracing import Span
 
@@ -140,9 +138,8 @@ class Execution:
         self._in_passing = False  # states of subgraphs were submitted
         self._over = False  # the run has ended by this attempt
         self._head_next: Sequence[str] | None = None
-        self._asked: dict[str, Any] | None = (
-            None  # what waits for an answer in the newest state, once that was read
-        )
+        self._asked: dict[str, Any] | None = None
+        """What waits for an answer in the newest state, once that was read."""
 
     @property
     def stopped(self) -> bool:
@@ -254,7 +251,7 @@ class Execution:
                     raise
                 ending = await self._succeeded(compiled)
                 if self._head_next:
-                    await self._keep_workspace(sandbox)
+                    await kept_workspace.keep(sandbox, run.fence, self.lease, self._services.pool)
                 return ending
         except (asyncio.CancelledError, SystemExit, KeyboardInterrupt, Exception) as error:
             if self._stop is not None:
@@ -338,34 +335,6 @@ class Execution:
             thread_status="interrupted" if self._head_next else "idle",
             output={"checkpoint_id": self._head_id, "interrupts": self._asked},
         )
-
-    async def _keep_workspace(self, sandbox: RunSandbox) -> None:
-        """Let whichever run resumes this one find the files of its sandbox, which ends with the run. It may be one of an
-        earlier attempt; if that was lost, what is kept are the files that its replacement begins with. Whoever resumes hears of
-        what is missing."""
-        why: str | None = None
-        for again in (False, True):
-            try:
-                await sandbox.snapshot("interrupt")
-                break
-            except SandboxLost as lost:
-                _log.warning("workspace lost before it was kept: %s", lost.message, extra=self._ids())
-                if again or not lost.files_kept:
-                    why = lost.reason
-            except SandfleetError as error:
-                if _is_ours(error):
-                    raise
-                _log.warning("workspace not kept: %s", error.code, extra=self._ids())
-                why = f"The workspace of the interrupted run could not be kept. {error.message}"
-                break
-        while why is not None:
-            try:
-                async with self._services.pool.connection() as connection:
-                    await note_lost(connection, self.run.fence, why)
-                why = None
-            except (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout):
-                await asyncio.sleep(_FINISH_PAUSE_S)
-                await self.lease.certain()
 
     async def _newest_state(self, graph: Pregel[Any, Any, Any, Any]) -> StateSnapshot:
         return await graph.aget_state(head_config(self.run, self._saver))

@@ -53,8 +53,9 @@ async def record(
 ) -> Snapshot | None:
     """Note a snapshot whose archive is in the bucket: ``snapshot_id``, ``reason``, ``object_key``, ``bytes``, ``files``,
     ``content_bytes``, ``skipped``. It is kept for ``keep_s``. Those that were not asked for replace one another: of a run, and of
-    the interrupted runs of its thread; but for what a sandbox of its own began with, which a loss brings back. None and nothing noted if the sandbox is elsewhere or of an earlier generation by now, or,
-    but for ``drain``, a later attempt has the run: what replaced it may have newer files."""
+    the interrupted runs of its thread; but for what a sandbox without a run began with, which a loss brings back. None and
+    nothing noted if the sandbox is elsewhere or of an earlier generation by now, or, but for ``drain``, a later attempt has the
+    run: what replaced it may have newer files."""
     async with connection.transaction(), connection.cursor(row_factory=class_row(Snapshot)) as cursor:
         if not await _counts(connection, key, held, snapshot["reason"]):
             return None

@@ -63,8 +63,10 @@ async def test_parent_streams_its_subgraph_under_its_name(load: Load) -> None:
     ]
 
 
-async def test_blocking_blocks_and_returns(load: Load) -> None:
-    assert (await load(BASIC, "blocking").graph.ainvoke({"until": __file__}))["blocked"]
+async def test_blocking_blocks_and_returns(load: Load, tmp_path: Path) -> None:
+    over = tmp_path / "over"
+    over.touch()
+    assert (await load(BASIC, "blocking").graph.ainvoke({"until": str(over)}))["blocked"]
 
 
 async def test_factory_makes_a_graph_per_config(load: Load) -> None:

@@ -11,10 +11,12 @@ import pytest
 from sandfleet.fleet.host import firewall
 from sandfleet.fleet.host.engine import Engine
 from sandfleet.fleet.host.firewall import FirewallError
+from sandfleet.fleet.host.snapshots import Snapshots
 from sandfleet.fleet.sandbox.client import SandboxClient
 from sandfleet.fleet.sandbox.run_sandbox import RunSandbox
 from sandfleet.localstack import docker_api
 from sandfleet.localstack.bucket import create_bucket
+from sandfleet.shared.ids import RunKey
 from tests.fixtures_servers import TestServers
 from tests.sandbox.host_process import Host
 from tests.waiting import eventually
@@ -144,3 +146,13 @@ async def docker_sandbox(docker_host: Host, docker_client: SandboxClient) -> Asy
     made = await docker_host.sandbox(docker_client)
     yield made
     await made.close()
+
+
+@pytest.fixture
+def nothing_to_begin_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host in the test's process has no PostgreSQL that would know of snapshots or losses."""
+
+    async def nothing(_snapshots: Snapshots, _key: RunKey) -> tuple[None, None]:
+        return None, None
+
+    monkeypatch.setattr(Snapshots, "find", nothing)

@@ -20,17 +20,8 @@ from sandfleet.shared.templates import read_templates
 from tests.waiting import eventually
 
 FENCE = Fence(RunKey("acme", "ada", uuid.uuid4()), 1)
+pytestmark = pytest.mark.usefixtures("nothing_to_begin_with")
 SPEC = {"shell": "echo here", "timeout_s": 60, "output_bytes": 100}
-
-
-@pytest.fixture(autouse=True)
-def _nothing_to_begin_with(monkeypatch):
-    """There is no PostgreSQL here that knows of snapshots or losses."""
-
-    async def nothing(_snapshots, _key):
-        return None, None
-
-    monkeypatch.setattr(Snapshots, "find", nothing)
 
 
 @asynccontextmanager

@@ -216,10 +216,11 @@ async def test_memory_that_runs_out_kills_the_command_and_not_the_sandbox(docker
 
 
 TOO_MUCH = """python3 -c "x = b'x' * 2_000_000_000" """
+ORPHAN = f"({TOO_MUCH} & echo $! > pid); while kill -0 $(cat pid) 2>/dev/null; do sleep 0.05; done"
 BESIDE = "touch up; until [ -e go ]; do sleep 0.05; done; "
 
 
-@pytest.mark.parametrize("hit", ["exec " + TOO_MUCH, TOO_MUCH + "; echo done"])
+@pytest.mark.parametrize("hit", ["exec " + TOO_MUCH, TOO_MUCH + "; echo done", ORPHAN])
 @pytest.mark.parametrize(("then", "told"), [("", False), (TOO_MUCH + "; true", True)])
 async def test_who_was_killed_for_memory_is_told_and_not_who_ran_beside(docker_sandbox, hit, then, told):
     """Red for the neighbour if a kill in the sandbox is everybody's, or if only one that the agent saw is anybody's."""

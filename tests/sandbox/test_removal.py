@@ -10,15 +10,7 @@ from sandfleet.fleet.host.snapshots import Snapshots
 from tests.sandbox.test_hand_over import FENCE, registry_in
 from tests.waiting import eventually
 
-
-@pytest.fixture(autouse=True)
-def no_snapshots(monkeypatch):
-    """Sandboxes begin empty, as without a database that would know better."""
-
-    async def nothing(*_):
-        return None, None
-
-    monkeypatch.setattr(Snapshots, "find", nothing)
+pytestmark = pytest.mark.usefixtures("nothing_to_begin_with")
 
 
 async def test_a_removal_that_takes_long_is_not_begun_again_meanwhile(tmp_path, monkeypatch):

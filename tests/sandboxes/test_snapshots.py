@@ -2,12 +2,15 @@
 
 import asyncio
 import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
 
 from sandfleet.fleet.host.engine import Engine
 from sandfleet.fleet.sandbox.client import SandboxClient
+from sandfleet.fleet.sandbox.run_sandbox import RunSandbox
 from tests.sandbox.conftest import containers
 from tests.sandboxes.calls import events, make, run
 from tests.sandboxes.conftest import Fleet
@@ -25,6 +28,20 @@ async def kill_container(fleet: Fleet) -> None:
     (container,) = await containers(fleet.host)
     async with Engine(fleet.host.docker_host) as engine:
         await engine.call("POST", f"/containers/{container['Id']}/kill")
+
+
+@asynccontextmanager
+async def sandbox_of_a_run(fleet: Fleet) -> AsyncIterator[RunSandbox]:
+    """Of a run of alice's, which ends with the block."""
+    key = await fleet.host.new_run(tenant="acme", user_id="alice")
+    client = SandboxClient(fleet.host.socket)
+    sandbox = await fleet.host.sandbox(client, key=key)
+    try:
+        yield sandbox
+    finally:
+        await sandbox.close()
+        await client.aclose()
+        await fleet.host.set_status(key, "success")
 
 
 async def test_a_fork_goes_its_own_way(http: httpx.AsyncClient) -> None:
@@ -211,14 +228,11 @@ async def test_a_loss_in_the_middle_of_a_command_is_its_last_event(
 
 async def test_a_sandbox_begins_with_the_snapshot_of_a_run(http: httpx.AsyncClient, fleet: Fleet) -> None:
     """And the run's snapshots are listed."""
-    key = await fleet.host.new_run(tenant="acme", user_id="alice")
-    client = SandboxClient(fleet.host.socket)
-    sandbox = await fleet.host.sandbox(client, key=key)
-    await sandbox.exec("echo of a run > file")
-    taken = await sandbox.snapshot("request")
-    assert taken is not None
-    await sandbox.close()
-    await client.aclose()
+    async with sandbox_of_a_run(fleet) as sandbox:
+        key = sandbox.fence.key
+        await sandbox.exec("echo of a run > file")
+        taken = await sandbox.snapshot("request")
+        assert taken is not None
     listed = (await http.get(f"/runs/{key.run_id}/snapshots")).json()
     assert [(found["snapshot_id"], found["of"]) for found in listed] == [
         (taken["snapshot_id"], str(key.run_id))
@@ -227,24 +241,18 @@ async def test_a_sandbox_begins_with_the_snapshot_of_a_run(http: httpx.AsyncClie
     assert (await run(http, path, "cat file"))["stdout"] == "of a run\n"
     async with fleet.http(fleet.bob) as bob:
         assert (await bob.get(f"/runs/{key.run_id}/snapshots")).status_code == 404
-    await fleet.host.set_status(key, "success")
 
 
 async def test_what_a_living_sandbox_began_with_stays(http: httpx.AsyncClient, fleet: Fleet) -> None:
     """Although the run has left a newer one: after a loss the sandbox begins with it again. Red when a run's snapshot is given
     up for the next one whoever has begun with it."""
-    key = await fleet.host.new_run(tenant="acme", user_id="alice")
-    client = SandboxClient(fleet.host.socket)
-    sandbox = await fleet.host.sandbox(client, key=key)
-    await sandbox.exec("echo first > file")
-    taken = await sandbox.snapshot("interrupt")
-    assert taken is not None
-    path = await make(http, snapshot_id=taken["snapshot_id"])
-    await sandbox.exec("echo second > file")
-    assert await sandbox.snapshot("interrupt") is not None
-    await sandbox.close()
-    await client.aclose()
-    await fleet.host.set_status(key, "success")
+    async with sandbox_of_a_run(fleet) as sandbox:
+        await sandbox.exec("echo first > file")
+        taken = await sandbox.snapshot("interrupt")
+        assert taken is not None
+        path = await make(http, snapshot_id=taken["snapshot_id"])
+        await sandbox.exec("echo second > file")
+        assert await sandbox.snapshot("interrupt") is not None
 
     async def alone() -> bool:
         return len(await containers(fleet.host)) == 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from sandfleet.fleet.host import labels
-from sandfleet.fleet.host.engine import Engine
+from sandfleet.fleet.host.engine import Engine, EngineError
 from sandfleet.fleet.sandbox_client import ApiError, Sandbox, SandboxApi, SandboxLost
 from tests.fixtures_servers import TestServers
 from tests.sandbox.conftest import check_empty
@@ -182,7 +182,7 @@ async def _harm(hosts: list[Host], chance: random.Random, enough: asyncio.Event)
                 await asyncio.sleep(chance.uniform(0.5, 4.0))
                 host.process.send_signal(signal.SIGCONT)
             elif found := await engine.containers(f"{labels.INSTANCE}={host.instance}"):
-                with contextlib.suppress(Exception):  # it ended meanwhile
+                with contextlib.suppress(EngineError):  # it ended meanwhile
                     await engine.call("POST", f"/containers/{chance.choice(found)['Id']}/kill")
             await asyncio.sleep(chance.uniform(0.2, 1.0))
 

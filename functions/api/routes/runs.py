@@ -7,6 +7,7 @@ from uuid import UUID
 
 import orjson
 from fastapi import APIRouter
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -29,7 +30,7 @@ from sandfleet.functions.api.responses import json_response, no_content, utc
 from sandfleet.functions.api.run_body import RunBody, StreamMode
 from sandfleet.functions.api.run_streams import run_path, stream_response, wait_response
 from sandfleet.functions.api.run_view import SELECTABLE, run_view
-from sandfleet.shared.errors import InvalidRequest, NotOffered
+from sandfleet.shared.errors import InvalidRequest
 from sandfleet.shared.ids import RunKey
 from sandfleet.shared.store import runs, tool_calls, usage
 from sandfleet.shared.store.cancellation import CancelAction
@@ -299,6 +300,4 @@ async def tool_calls_response(request: Request, thread_id: UUID | None, run_id: 
 @router.post("/runs/crons", include_in_schema=False)
 async def no_crons() -> Response:
     """Said here, or the path would pass for a run of this name."""
-    raise NotOffered(
-        "Crons (client.crons) are not offered; a scheduler of yours may create runs. /openapi.json has all routes."
-    )
+    raise HTTPException(404)  # which says what is offered, as for any path of crons
