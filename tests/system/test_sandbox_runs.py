@@ -7,6 +7,8 @@ import psycopg
 import pytest
 from langgraph_sdk.errors import UnprocessableEntityError
 
+from sandfleet.fleet.host import labels
+from sandfleet.fleet.host.engine import Engine
 from tests.waiting import eventually
 
 
@@ -158,6 +160,28 @@ async def test_whoever_resumes_hears_that_the_files_of_the_interrupted_run_are_n
     assert ("files are again as in the snapshot" if kept_before else "finds an empty sandbox") in told
     assert ("note\none" in found) is kept_before
     assert "two" not in found
+
+
+async def test_whoever_resumes_hears_that_the_sandbox_had_died_before_the_interrupt(client, stack, tmp_path):
+    """The run had not used it any more, so it has heard nothing. Red when only what could not be kept is told: what is kept here
+    is the empty workspace of another sandbox."""
+    go_on = tmp_path / "go_on"
+    thread = (await client.threads.create())["thread_id"]
+    run = await client.runs.create(thread, "handed_over", input={"until": str(go_on)})
+
+    async def written():
+        return (await client.threads.get_state(thread))["values"].get("written")
+
+    await eventually(written, 120, "the file in the sandbox")
+    async with Engine(stack.info.docker_host) as engine:
+        found = await engine.containers(f"{labels.INSTANCE}={stack.info.instance}")
+        (container,) = [each for each in found if run["run_id"] in str(each["Names"])]
+        await engine.remove_container(container["Id"])
+    go_on.touch()
+    await client.runs.join(thread, run["run_id"])
+    assert (await client.threads.get(thread))["status"] == "interrupted"
+    with pytest.raises(Exception, match="_Replaced: The sandbox was lost"):
+        await client.runs.wait(thread, "handed_over", command={"resume": True})
 
 
 async def test_a_caller_may_ask_for_a_template_that_the_graph_offers(client):
