@@ -233,6 +233,18 @@ async def test_who_was_killed_for_memory_is_told_and_not_who_ran_beside(docker_s
     assert (result.exit_code, result.out_of_memory) == (0, told)
 
 
+async def test_who_kills_itself_takes_no_kill_from_who_was_hit(docker_sandbox):
+    """Red when whatever dies of a SIGKILL after memory ran out is the one that the kernel took."""
+    killing = "touch up; until [ -e killed ]; do sleep 0.05; done; kill -9 $$"
+    async with asyncio.TaskGroup() as tasks:
+        small = tasks.create_task(docker_sandbox.exec(killing, timeout_s=600))
+        await eventually(lambda: _is_there(docker_sandbox, "up"))
+        hit = tasks.create_task(docker_sandbox.exec(f"{TOO_MUCH}; touch killed; {BESIDE}", timeout_s=600))
+        assert (await small).signal == 9
+        await docker_sandbox.write_file("go", b"")
+    assert hit.result().out_of_memory
+
+
 async def _is_there(sandbox, name):
     return (await sandbox.exec(["test", "-e", name])).exit_code == 0
 
