@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 import shutil
 import signal
 import uuid
@@ -243,6 +244,33 @@ async def test_who_kills_itself_takes_no_kill_from_who_was_hit(docker_sandbox):
         assert (await small).signal == 9
         await docker_sandbox.write_file("go", b"")
     assert hit.result().out_of_memory
+
+
+SPARED = """
+import time
+x = b"x" * 200_000_000
+open("/proc/self/oom_score_adj", "w").write("0")  # so the kernel takes the other one
+open("up", "w")
+time.sleep(600)
+"""
+
+
+async def test_a_large_command_that_the_agent_kills_takes_no_kill_from_who_was_hit(docker_sandbox):
+    """Red when what the agent has killed is taken for what the kernel took."""
+    large = f"echo $$ > pid; exec python3 -c {shlex.quote(SPARED)}"
+    killing = asyncio.create_task(docker_sandbox.exec(large, timeout_s=600))
+    await eventually(lambda: _is_there(docker_sandbox, "up"))
+    hit = asyncio.create_task(docker_sandbox.exec(f"{TOO_MUCH}; touch killed; {BESIDE}", timeout_s=600))
+    await eventually(lambda: _is_there(docker_sandbox, "killed"))
+    killing.cancel()
+
+    async def dead():
+        return (await docker_sandbox.exec("kill -0 $(cat pid)")).exit_code != 0
+
+    await eventually(dead)
+    await docker_sandbox.write_file("go", b"")
+    assert (await hit).out_of_memory
+    assert killing.cancelled()
 
 
 async def _is_there(sandbox, name):
